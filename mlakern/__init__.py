@@ -1,0 +1,1 @@
+"""mlakern: ahead-of-time compiled FP8 MLA decode kernels with a cubin cache."""
