@@ -6,7 +6,7 @@ splits, scales, LSE base): one cubin serves every value of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -54,7 +54,7 @@ class ConfigError(ValueError):
 class KernelConfig:
     """The compile-time axes of one cubin.
 
-    Raises ConfigError for a value that is not on its axis or a combination that no kernel implements.
+    Raises ConfigError for a value that is not on its axis or a combination without a kernel.
     """
 
     arch: str = "sm_100a"
@@ -94,7 +94,7 @@ class KernelConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> KernelConfig:
-        """The configuration with exactly these axes; an unknown or a missing one is a ConfigError."""
+        """The configuration with exactly these axes; an unknown or missing one is an error."""
         unknown = sorted(set(values) - set(AXES))
         missing = sorted(set(AXES) - set(values))
         if unknown or missing:
@@ -118,7 +118,7 @@ def unsupported_reason(config: KernelConfig) -> str | None:
     return None
 
 
-_RULES = (
+_RULES: tuple[tuple[Callable[[KernelConfig], bool], str], ...] = (
     (
         lambda c: c.tile_m == 64 and c.arch in ("sm_103a", "sm_107a"),
         "tile_m 64 exists on sm_100a only; use tile_m 128",
@@ -143,7 +143,7 @@ def _parse_name(name: str) -> KernelConfig:
             f"configuration name {name!r}: got {len(tokens)} parts, need 9 like "
             f"{KernelConfig().name}; try `mlakern list`"
         )
-    spellings = {
+    spellings: dict[str, dict[str, Any]] = {
         "arch": {a.replace("_", ""): a for a in ARCHITECTURES},
         "tile_m": {f"m{m}": m for m in TILE_ROWS},
         "page_size": {f"p{p}": p for p in PAGE_SIZES},

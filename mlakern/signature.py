@@ -1,8 +1,8 @@
 """The launch signature: what each kernel takes, declared once.
 
-The device functions take exactly these parameters in this order, the manifest writes them down with
-offsets and sizes, the runtime packs them and the emulator receives the same bytes. The build compares
-the PTX of every cubin with this list.
+The device functions take exactly these parameters in this order, the manifest writes them down
+with offsets and sizes, the runtime packs them and the emulator receives the same bytes. The build
+compares the PTX of every cubin with this list.
 """
 
 from __future__ import annotations

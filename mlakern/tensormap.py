@@ -36,7 +36,7 @@ class TensorMap:
     address: global address in bytes, 16-byte aligned.
     element_bytes: 1, 2, 4 or 8.
     extents: elements in each dimension, innermost first.
-    strides: bytes between neighbours in dimensions 1, 2, …; multiples of 16, one fewer than extents.
+    strides: bytes between neighbours in dimensions 1, 2, …; multiples of 16, one less than extents.
     box: elements copied in each dimension.
     swizzle: how the box lies in shared memory.
     """
@@ -58,7 +58,9 @@ class TensorMap:
                 f"{len(self.box)} box extents, need {rank - 1} and {rank}"
             )
         if self.element_bytes not in (1, 2, 4, 8):
-            raise TensorMapError(f"tensor map: got element size {self.element_bytes}, need 1, 2, 4, 8")
+            raise TensorMapError(
+                f"tensor map: got element size {self.element_bytes}, need 1, 2, 4, 8"
+            )
         if self.address % 16:
             raise TensorMapError(f"tensor map: address {self.address:#x} is not 16-byte aligned")
         for dim, extent in enumerate(self.extents):
@@ -74,11 +76,13 @@ class TensorMap:
                 raise TensorMapError(f"tensor map: box extent {dim} is {extent}, need 1 to 256")
         inner = self.box[0] * self.element_bytes
         if inner % 16:
-            raise TensorMapError(f"tensor map: inner box row is {inner} bytes, need a multiple of 16")
+            raise TensorMapError(
+                f"tensor map: inner box row is {inner} bytes, need a multiple of 16"
+            )
         if self.swizzle is not Swizzle.NONE and inner > self.swizzle.value:
             raise TensorMapError(
-                f"tensor map: inner box row is {inner} bytes, swizzle {self.swizzle.name} allows at "
-                f"most {self.swizzle.value}"
+                f"tensor map: inner box row is {inner} bytes, swizzle {self.swizzle.name} allows "
+                f"at most {self.swizzle.value}"
             )
 
     @property
