@@ -63,20 +63,20 @@ class Fence(Enum):
 
 
 class Barrier(NamedTuple):
-    """``kind``: "mbarrier" (index: shared offset), "named" (index: number) or "cluster" (0, 0)."""
+    """``kind``: "mbarrier" (where: shared offset), "named" (where: number) or "cluster" (0, 0)."""
 
     kind: str
     cta: int
-    index: int
+    where: int
 
 
 class Cells(NamedTuple):
-    """Lanes (a slice or lane numbers) × columns [first, first + count) of one CTA."""
+    """Lanes (a slice or lane numbers) × columns [column, column + width) of one CTA."""
 
     cta: int
     lanes: slice | IntArray
-    first: int
-    count: int
+    column: int
+    width: int
 
 
 class SharedRegion(NamedTuple):
