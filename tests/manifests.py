@@ -1,0 +1,77 @@
+"""Manifests for tests that need one but no compiler."""
+
+from __future__ import annotations
+
+from mlakern.config import KernelConfig
+from mlakern.manifest import (
+    Argument,
+    FileFacts,
+    Kernel,
+    Manifest,
+    Provenance,
+    Region,
+    TensorMapRule,
+    Workspace,
+)
+from mlakern.signature import SIGNATURES, offsets
+
+
+def sample_manifest(config: KernelConfig | None = None) -> Manifest:
+    """A complete manifest with made-up build results."""
+    return Manifest(
+        config=config or KernelConfig(),
+        kernels=(sample_kernel("attention"), sample_kernel("combine")),
+        tensor_maps=(
+            TensorMapRule(
+                parameter="c_rope",
+                source="c_rope",
+                element_type="uint8",
+                extents=("64", "page_size", "pages"),
+                strides=("row stride", "page stride"),
+                box=("64", "64", "1"),
+                swizzle=64,
+                note="",
+            ),
+        ),
+        workspace=Workspace(
+            regions=(
+                Region("partial_out", "float32", ("B", "Sq", "H", "splits", "512"), "0"),
+                Region("partial_lse", "float32", ("B", "Sq", "H", "splits"), "align(…, 256)"),
+            ),
+            size="align(end of partial_lse, 256)",
+            alignment=256,
+        ),
+        limits={"num_heads": (1, 128), "rescale_threshold": (0.0, 8.807354922057604)},
+        cubin=FileFacts("kernel.cubin", 4, "ab" * 32),
+        ptx=FileFacts("kernel.ptx", 5, "cd" * 32),
+        min_driver=13000,
+        provenance=Provenance(
+            key="ef" * 32,
+            package_version="0.1.0",
+            sources="01" * 32,
+            toolchain={"nvidia-cutlass-dsl": "4.8.1", "ptxas": "V13.4.59"},
+            options={"opt-level": "3"},
+        ),
+    )
+
+
+def sample_kernel(role: str) -> Kernel:
+    signature = SIGNATURES[role]
+    return Kernel(
+        role=role,
+        entry=f"mla_{role}",
+        parameters=tuple(
+            Argument(p.name, p.kind.label, at, p.kind.size, p.meaning)
+            for p, at in zip(signature, offsets(signature), strict=True)
+        ),
+        grid=("2 * query_tiles", "splits", "B"),
+        block=(384, 1, 1),
+        cluster=(2, 1, 1),
+        dynamic_shared=1000,
+        static_shared=1024,
+        registers=168,
+        barriers=5,
+        stack=0,
+        spill_stores=0,
+        spill_loads=0,
+    )
