@@ -10,7 +10,7 @@ the combine kernel merges them. One split writes the final result and needs neit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from mlakern.config import (
     MAX_SPLITS,
     KernelConfig,
 )
+from mlakern.manifest import Dim3, Region
+from mlakern.manifest import Workspace as WorkspaceRule
+from mlakern.numerics import MAX_P_LOG2
 
 CTAS_PER_TILE = {64: 1, 128: 2}
 # More runs than this cost more in the combine kernel than they gain.
@@ -32,7 +35,15 @@ MAX_BATCH = 65535  # gridDim.z
 MAX_MULTIPROCESSORS = 2**16  # far above any device; catches swapped arguments
 MAX_SEQ_LEN = 2**31 - KEY_TILE  # key positions are int32, rounded up to tiles
 
-Dim3 = tuple[int, int, int]
+# Inclusive ranges of the bounded run-time values.
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "batch": (1, MAX_BATCH),
+    "num_heads": (1, MAX_HEADS),
+    "seq_len_q": (1, MAX_SEQ_LEN_Q),
+    "seq_lens": (0, MAX_SEQ_LEN),
+    "splits": (1, MAX_SPLITS),
+    "rescale_threshold + p_prescale_log2": (0, MAX_P_LOG2),
+}
 
 
 def ceil_div(value: int, divisor: int) -> int:
@@ -240,6 +251,21 @@ def grid_rules(config: KernelConfig) -> dict[str, tuple[str, str, str]]:
         "attention": (f"{CTAS_PER_TILE[config.tile_m]} * ({tiles})", "splits", "batch"),
         "combine": ("seq_len_q * num_heads", "batch", "1"),
     }
+
+
+def workspace_rule(config: KernelConfig) -> WorkspaceRule:
+    """workspace_layout as expressions of argument names, for the manifest."""
+    partials = ("batch", "seq_len_q", "num_heads", "splits")
+    count = " * ".join(partials)
+    align = WORKSPACE_ALIGNMENT
+    out_bytes = f"{count} * {LATENT_DIM * PARTIAL_BYTES[config.partial_dtype]}"
+    lse_offset = f"({out_bytes} + {align - 1}) // {align} * {align}"
+    size = f"({lse_offset} + {count} * 4 + {align - 1}) // {align} * {align} * (splits > 1)"
+    regions = (
+        Region("partial_out", config.partial_dtype, (*partials, str(LATENT_DIM)), "0"),
+        Region("partial_lse", "float32", partials, lse_offset),
+    )
+    return WorkspaceRule(regions, size, align)
 
 
 def workspace_bound(

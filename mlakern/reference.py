@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlakern.config import KEY_TILE, LATENT_DIM
+from mlakern.numerics import DEFAULT_RESCALE_THRESHOLD, E4M3_MAX, LSE_FACTORS
 from mlakern.planning import ceil_div, run_tiles
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-E4M3_MAX = 448.0
-LSE_FACTORS = {"2": 1.0, "e": math.log(2.0)}
 _NUMPY_DTYPES: dict[str, Any] = {
     "float32": np.float32,
     "float16": np.float16,
@@ -65,7 +64,7 @@ class Numerics:
     """
 
     splits: int = 1
-    rescale_threshold: float = 8.0
+    rescale_threshold: float = DEFAULT_RESCALE_THRESHOLD
     p_prescale_log2: float = 0.0
     partial_dtype: str = "float32"
     out_dtype: str = "bfloat16"

@@ -17,6 +17,7 @@ from mlakern.planning import (
     run_tiles,
     workspace_bound,
     workspace_layout,
+    workspace_rule,
 )
 
 FOLDED = KernelConfig()
@@ -209,6 +210,26 @@ def test_grid_rules_of_the_manifest_give_the_planned_grid(
     }
     for role, rule in grid_rules(config).items():
         assert tuple(eval(expression, {}, names) for expression in rule) == made.grid(role)
+
+
+@given(
+    heads=st.integers(1, 128),
+    tokens=st.integers(1, 16),
+    batch=st.integers(1, 70),
+    splits=st.integers(1, 256),
+    dtype=st.sampled_from(["float32", "float16"]),
+)
+def test_workspace_rule_of_the_manifest_gives_the_planned_layout(
+    heads: int, tokens: int, batch: int, splits: int, dtype: str
+) -> None:
+    rule = workspace_rule(KernelConfig(partial_dtype=dtype))
+    layout = workspace_layout(batch * tokens * heads, splits, dtype)
+    names = {"num_heads": heads, "seq_len_q": tokens, "batch": batch, "splits": splits}
+    assert eval(rule.size, {}, names) == layout.size
+    if splits > 1:
+        offsets = [eval(region.offset, {}, names) for region in rule.regions]
+        assert offsets == [layout.partial_out_offset, layout.partial_lse_offset]
+    assert [region.dtype for region in rule.regions] == [dtype, "float32"]
 
 
 @pytest.mark.parametrize(

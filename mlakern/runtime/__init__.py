@@ -1,0 +1,1 @@
+"""Serving: check arguments, load cubins and launch them through the CUDA driver."""
