@@ -7,6 +7,7 @@ two builds of the same sources write the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -22,6 +23,10 @@ Dim3 = tuple[int, int, int]
 
 class ManifestError(ValueError):
     """A manifest that cannot be read; the message names the JSON path."""
+
+
+class SchemaError(ManifestError):
+    """A manifest that another version of the package wrote."""
 
 
 @dataclass(frozen=True)
@@ -149,29 +154,49 @@ class Manifest:
         raise KeyError(f"manifest of {self.config.name}: no kernel {role!r}, need one of {roles}")
 
     def dumps(self) -> str:
-        """JSON with sorted keys and a trailing newline; the same manifest gives the same text."""
+        """JSON with sorted keys and a trailing newline; the same manifest gives the same text.
+
+        `digest` is the SHA-256 of that text before the digest is added to it.
+        """
         document = {"schema": SCHEMA, "name": self.config.name, **_encode(self)}
-        return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        return _json({**document, "digest": _digest(document)})
 
 
-def loads(text: str) -> Manifest:
-    """The manifest in `text`; ManifestError for another schema, unknown, missing or odd fields."""
+def loads(text: str, *, verify: bool = True) -> Manifest:
+    """The manifest in `text`.
+
+    verify: compare the document with its digest, so that a damaged one is not believed.
+
+    Raises SchemaError for another schema; ManifestError for damage, unknown, missing or odd fields.
+    """
     try:
         document = json.loads(text)
     except ValueError as error:
         raise ManifestError(f"manifest: not JSON: {error}") from None
     if not isinstance(document, dict):
         raise ManifestError(f"manifest: got {type(document).__name__}, need an object")
-    schema = document.pop("schema", None)
-    if schema != SCHEMA:
-        raise ManifestError(
-            f"manifest: schema is {schema!r}, need {SCHEMA}; rebuild with this version of mlakern"
+    digest = document.pop("digest", None)
+    if document.get("schema") != SCHEMA:
+        raise SchemaError(
+            f"manifest: schema is {document.get('schema')!r}, need {SCHEMA}; "
+            "rebuild with this version of mlakern"
         )
+    if verify and digest != _digest(document):
+        raise ManifestError(f"manifest: digest is {digest!r}, its content gives another; rebuild")
+    del document["schema"]
     name = document.pop("name", None)
     manifest: Manifest = _decode(Manifest, document, "manifest")
     if name != manifest.config.name:
         raise ManifestError(f"manifest: name is {name!r}, its configuration {manifest.config.name}")
     return manifest
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(_json(document).encode()).hexdigest()
 
 
 def _encode(value: Any) -> Any:

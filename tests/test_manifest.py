@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from manifests import sample_manifest
 
 from mlakern.config import KernelConfig
-from mlakern.manifest import SCHEMA, ManifestError, loads
+from mlakern.manifest import SCHEMA, ManifestError, SchemaError, loads
 
 
 def document() -> dict[str, Any]:
@@ -89,6 +90,27 @@ def test_a_wrong_document_is_refused_with_its_path(change: Any, message: str) ->
     doc = document()
     change(doc)
     with pytest.raises(ManifestError, match=message):
+        loads(json.dumps(doc), verify=False)
+
+
+def test_a_damaged_document_is_not_believed() -> None:
+    doc = document()
+    doc["kernels"][0]["registers"] += 1
+    with pytest.raises(ManifestError, match="its content gives another"):
+        loads(json.dumps(doc))
+
+
+def test_the_digest_is_of_the_text_without_it() -> None:
+    doc = document()
+    digest = doc.pop("digest")
+    text = json.dumps(doc, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    assert digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_another_schema_has_its_own_error() -> None:
+    doc = document()
+    doc["schema"] = SCHEMA + 1
+    with pytest.raises(SchemaError):
         loads(json.dumps(doc))
 
 
