@@ -239,8 +239,13 @@ def read_entry(path: Path, origin: str, *, trusted: bool = False) -> Entry:
 
 
 def entry_name(manifest: Manifest) -> str:
-    """The folder of an entry: configuration and the first 16 digits of its key."""
-    return f"{manifest.config.name}-{manifest.provenance.key[:16]}"
+    """The folder that the entry of this manifest is in."""
+    return directory_name(manifest.config, manifest.provenance.key)
+
+
+def directory_name(config: KernelConfig, key: str) -> str:
+    """The folder of the entry of `config` with this key, in hex."""
+    return f"{config.name}-{key[:16]}"
 
 
 @cache

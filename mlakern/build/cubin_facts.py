@@ -75,7 +75,9 @@ def read_cubin(image: bytes) -> CubinFacts:
         registers, stacks = _by_symbol(sections[".nv.info"].data(), symbols)
         prefix = ".nv.info."
         entries = {
-            name.removeprefix(prefix): _entry(name.removeprefix(prefix), sections, registers, stacks)
+            name.removeprefix(prefix): _entry(
+                name.removeprefix(prefix), sections, registers, stacks
+            )
             for name in sections
             if name.startswith(prefix)
         }
