@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlakern.config import KernelConfig
     from mlakern.planning import plan
-    from mlakern.runtime.api import mla_decode
-    from mlakern.runtime.decode import load, preload
+    from mlakern.runtime.api import mla_decode, preload
+    from mlakern.runtime.decode import load
     from mlakern.store import open_store
 
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ _HOMES = {
     "mla_decode": "mlakern.runtime.api",
     "open_store": "mlakern.store",
     "plan": "mlakern.planning",
-    "preload": "mlakern.runtime.decode",
+    "preload": "mlakern.runtime.api",
 }
 
 

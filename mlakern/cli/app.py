@@ -1,0 +1,46 @@
+"""The command group. A command's module is imported when the command is used, not before."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from mlakern import __version__
+
+# Command to (module, its name there, one line of help).
+_COMMANDS = {
+    "build": ("mlakern.cli.build", "build", "Compile configurations into a store."),
+    "run": ("mlakern.cli.run", "run", "Launch kernels and compare them with the references."),
+    "list": ("mlakern.cli.kernels", "list_kernels", "List the kernels that are present."),
+    "show": ("mlakern.cli.kernels", "show", "Describe one kernel."),
+    "verify": ("mlakern.cli.kernels", "verify", "Check every stored file against its manifest."),
+    "prune": ("mlakern.cli.prune", "prune", "Remove what can serve no more."),
+    "plan": ("mlakern.cli.plan", "plan", "Plan a decode step: splits, grids, workspace."),
+    "show-config": ("mlakern.cli.show_config", "show_config", "Describe this installation."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, _: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def app() -> None:
+    """FP8 MLA decode kernels, compiled ahead of time.
+
+    Exit status: 0 right, 1 wrong, 2 usage, 3 cannot be done here (and why).
+    """

@@ -1,0 +1,149 @@
+"""mlakern build."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from mlakern.build import runner
+from mlakern.build.runner import Outcome
+from mlakern.cli.common import ConfigName, ExitCode, console, emit_json, json_option, stop
+from mlakern.config import KernelConfig
+from mlakern.manifest import Manifest
+from mlakern.matrix import BuildItem, MatrixError, load_matrix
+from mlakern.store import StoreError, read_entry, user_cache
+
+_MATRIX = Path("build_matrix.yaml")
+
+
+@click.command()
+@click.option("--matrix", type=click.Path(path_type=Path), help=f"Matrix file [{_MATRIX}].")
+@click.option("--set", "sets", multiple=True, help="Set of the matrix; may repeat [default].")
+@click.option(
+    "--config", "configs", multiple=True, type=ConfigName(), help="Build this one; may repeat."
+)
+@click.option("--arch", "archs", multiple=True, help="Only this architecture; may repeat.")
+@click.option("--shard", default="1/1", metavar="I/N", help="Only the I-th of N shares.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Compiler processes [one for each CPU].")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Store folder [user cache]."
+)
+@json_option
+def build(
+    matrix: Path | None,
+    sets: tuple[str, ...],
+    configs: tuple[KernelConfig, ...],
+    archs: tuple[str, ...],
+    shard: str,
+    jobs: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Compile configurations into a store.
+
+    They come from sets of a matrix file, or from --config. What the store already holds is not
+    compiled again. A configuration that fails costs no other; the exit status is then 1.
+    """
+    if configs and (matrix or sets or archs or shard != "1/1"):
+        raise click.UsageError("--config excludes --matrix, --set, --arch and --shard")
+    root = out or _cache()
+    if configs:
+        items: Sequence[BuildItem] = [BuildItem(config) for config in dict.fromkeys(configs)]
+    else:
+        try:
+            items = load_matrix(matrix or _MATRIX).select(sets or ("default",), archs, shard)
+        except MatrixError as error:
+            stop(ExitCode.USAGE, str(error))
+    outcomes = _run(items, root, jobs)
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    if as_json:
+        emit_json({"store": str(root), "results": [_document(outcome) for outcome in outcomes]})
+    else:
+        _print_table(outcomes, root)
+    for outcome in failed:
+        console.rule(f"[red]{outcome.config.name}")
+        console.print(outcome.error, outcome.log, sep="\n", markup=False)
+    if failed:
+        click.get_current_context().exit(ExitCode.FAILED)
+
+
+def _run(items: Sequence[BuildItem], root: Path, jobs: int | None) -> list[Outcome]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("building", total=len(items))
+
+        def advance(outcome: Outcome) -> None:
+            progress.update(task, advance=1, description=outcome.config.name)
+
+        try:
+            return runner.build(items, root, jobs=jobs, progress=advance)
+        except importlib.metadata.PackageNotFoundError as error:
+            stop(
+                ExitCode.UNAVAILABLE,
+                f"{error.name} is not installed; try pip install 'mlakern[build]'",
+            )
+
+
+def _cache() -> Path:
+    root = user_cache()
+    if root is None:
+        stop(ExitCode.UNAVAILABLE, "no user cache folder here; try --out or $MLAKERN_CACHE_DIR")
+    return root.path
+
+
+def _manifest(outcome: Outcome) -> Manifest | None:
+    try:
+        return read_entry(outcome.path, "").manifest if outcome.path else None
+    except StoreError:
+        return None
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    manifest = _manifest(outcome)
+    return {
+        "name": outcome.config.name,
+        "status": outcome.status,
+        "seconds": round(outcome.seconds, 3),
+        "path": str(outcome.path) if outcome.path else None,
+        "error": outcome.error or None,
+        "cubin_bytes": manifest.cubin.size if manifest else None,
+        "registers": {k.role: k.registers for k in manifest.kernels} if manifest else None,
+        "spill_bytes": (
+            {k.role: k.spill_stores + k.spill_loads for k in manifest.kernels} if manifest else None
+        ),
+    }
+
+
+def _print_table(outcomes: Sequence[Outcome], root: Path) -> None:
+    table = Table("configuration", "result", title=f"store {root}", title_justify="left")
+    for name in ("registers", "spilled B", "shared B", "cubin KiB", "s"):
+        table.add_column(name, justify="right")
+    for outcome in outcomes:
+        manifest = _manifest(outcome)
+        cells = ["", "", "", ""]
+        if manifest:
+            kernel = manifest.kernel("attention")
+            cells = [
+                str(kernel.registers),
+                str(kernel.spill_stores + kernel.spill_loads),
+                str(kernel.dynamic_shared + kernel.static_shared),
+                str(manifest.cubin.size // 1024),
+            ]
+        colour = "red" if outcome.status == "failed" else "green"
+        table.add_row(
+            outcome.config.name, f"[{colour}]{outcome.status}", *cells, f"{outcome.seconds:.1f}"
+        )
+    failed = sum(outcome.status == "failed" for outcome in outcomes)
+    console.print(table)
+    console.print(f"{len(outcomes) - failed} of {len(outcomes)} present in {root}", markup=False)

@@ -1,0 +1,72 @@
+"""What the commands share: exit status, JSON output, the store option."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+from rich.console import Console
+
+from mlakern.config import ConfigError, KernelConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Progress and messages; standard output is for results alone.
+console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+
+
+def json_option(function: F) -> F:
+    """--json, as the argument as_json: the command prints exactly one JSON document."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(
+        function
+    )
+
+
+def store_option(function: F) -> F:
+    """--store DIR, as the argument store_path: searched before the other places."""
+    return click.option(
+        "--store",
+        "store_path",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Search this folder of kernels first.",
+    )(function)
+
+
+def emit_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=2, sort_keys=True))
+
+
+def stop(code: ExitCode, message: str) -> NoReturn:
+    """End the command with this status; the message goes to stderr, or into the JSON document."""
+    context = click.get_current_context()
+    if context.params.get("as_json"):
+        emit_json({"status": code.name.lower(), "error": message})
+    click.echo(f"mlakern {context.info_name}: {message}", err=True)
+    context.exit(int(code))
+
+
+class ConfigName(click.ParamType):
+    """A configuration by its canonical name."""
+
+    name = "config"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> KernelConfig:
+        if isinstance(value, KernelConfig):
+            return value
+        try:
+            return KernelConfig.from_name(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
