@@ -110,12 +110,7 @@ def build_launches(
     what it needs.
     """
     check_tensors(manifest, plan, tensors, device)
-    rows = query_rows(plan, tensors.q_latent)
-    if query_rows(plan, tensors.q_rope) != rows:
-        raise ValueError(
-            f"q_rope: got strides of {list(tensors.q_rope.strides)} bytes, need the row layout of "
-            f"q_latent {list(tensors.q_latent.strides)}"
-        )
+    rows = query_rows(plan, {"q_latent": tensors.q_latent, "q_rope": tensors.q_rope})
     values = _values(plan, tensors, scalars, rows)
     launches = []
     for kernel in manifest.kernels:

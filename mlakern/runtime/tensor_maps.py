@@ -10,6 +10,7 @@ partial tile costs nothing to fill.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlakern.config import LATENT_DIM, ROPE_DIM, KernelConfig
@@ -20,6 +21,7 @@ from mlakern.tensormap import Swizzle, TensorMap
 
 # A CTA of a cluster of two holds 64 rows of the query tile, and 64 keys of a key tile.
 BOX_ROWS = 64
+_ANY_STRIDE = 16
 
 
 @dataclass(frozen=True)
@@ -39,59 +41,69 @@ CACHE_COLUMNS = {"c_latent": LATENT, "c_rope": ROPE}
 
 @dataclass(frozen=True)
 class QueryRows:
-    """The row dimensions shared by both query tensor maps; strides in bytes.
+    """The row dimensions that q_latent and q_rope share; their strides may differ.
 
     row_extent: rows in dimension 1 (the kernel's q_row_extent). box_rows: q_box_rows.
-    extents, strides: dimensions 1 to 4.
+    tile_tokens: query tokens of a tile. extents: dimensions 1 to 4.
     """
 
     row_extent: int
     box_rows: int
+    tile_tokens: int
     extents: tuple[int, int, int, int]
-    strides: tuple[int, int, int, int]
 
 
-def query_rows(plan: Plan, query: ArrayView) -> QueryRows:
-    """How the rows of `query` [B, Sq, H, columns] are cut into tiles and boxes.
+def rows_are_uniform(query: ArrayView, tokens: int) -> bool:
+    """Whether one stride steps through the rows (token, head) of `tokens` consecutive tokens."""
+    _, token_stride, head_stride, _ = query.strides
+    heads = query.shape[2]
+    return tokens == 1 or heads == 1 or token_stride == heads * head_stride
+
+
+def query_rows(plan: Plan, queries: Mapping[str, ArrayView]) -> QueryRows:
+    """How the rows of `queries` (by argument name, [B, Sq, H, columns]) are cut into boxes.
 
     Raises ValueError for packed rows of a tensor whose tokens do not follow each other.
     """
-    batch_stride, token_stride, head_stride, _ = query.strides
     heads, tokens = plan.num_heads, plan.seq_len_q
     tile_tokens = tokens if plan.config.pack_q else plan.fold
-    # With one head the rows are tokens; with one token its stride is never used.
-    row_stride = head_stride if heads > 1 else token_stride
-    uniform = tile_tokens == 1 or token_stride == heads * row_stride
-    if uniform:
-        row_extent, box_rows = tile_tokens * heads, BOX_ROWS
-    elif plan.config.pack_q:
+    scattered = [n for n, query in queries.items() if not rows_are_uniform(query, tile_tokens)]
+    if scattered and plan.config.pack_q:
+        _, token_stride, head_stride, _ = queries[scattered[0]].strides
         raise ValueError(
-            f"query: got a token stride of {token_stride} bytes and a head stride of "
+            f"{scattered[0]}: got a token stride of {token_stride} bytes and a head stride of "
             f"{head_stride}, need token stride = {heads} * head stride for packed rows; "
             "try a kernel with folded rows"
         )
-    else:
-        row_extent, box_rows = heads, math.gcd(heads, BOX_ROWS)
-    tiles = tokens // tile_tokens
-    extents = (row_extent, tile_tokens * heads // row_extent, tiles, plan.batch)
-    # The stride of a dimension of one element is never used, but must still be a legal one.
-    strides = (
-        row_stride if row_extent > 1 else query.shape[-1],
-        token_stride if extents[1] > 1 else query.shape[-1],
-        tile_tokens * token_stride if tiles > 1 else query.shape[-1],
-        batch_stride if plan.batch > 1 else query.shape[-1],
+    row_extent = heads if scattered else tile_tokens * heads
+    return QueryRows(
+        row_extent=row_extent,
+        box_rows=math.gcd(heads, BOX_ROWS) if scattered else BOX_ROWS,
+        tile_tokens=tile_tokens,
+        extents=(
+            row_extent,
+            tile_tokens * heads // row_extent,
+            tokens // tile_tokens,
+            plan.batch,
+        ),
     )
-    return QueryRows(row_extent, box_rows, extents, strides)
 
 
 def query_map(name: str, query: ArrayView, rows: QueryRows) -> TensorMap:
     """The tensor map of q_latent or q_rope."""
     columns = QUERY_COLUMNS[name]
+    batch_stride, token_stride, head_stride, _ = query.strides
+    wanted = (
+        head_stride if query.shape[2] > 1 else token_stride,
+        token_stride,
+        rows.tile_tokens * token_stride,
+        batch_stride,
+    )
     return TensorMap(
         address=query.address,
         element_bytes=1,
         extents=(columns.count, *rows.extents),
-        strides=rows.strides,
+        strides=_legal_strides(rows.extents, wanted),
         box=(columns.box, rows.box_rows, 1, 1, 1),
         swizzle=columns.swizzle,
     )
@@ -106,9 +118,17 @@ def cache_map(name: str, cache: ArrayView) -> TensorMap:
         address=cache.address,
         element_bytes=1,
         extents=(columns.count, page_size, pages),
-        strides=(row_stride, page_stride if pages > 1 else page_size * row_stride),
+        strides=_legal_strides((page_size, pages), (row_stride, page_stride)),
         box=(columns.box, min(page_size, BOX_ROWS), 1),
         swizzle=columns.swizzle,
+    )
+
+
+def _legal_strides(extents: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, with a legal one where a dimension has one element and any stride will do."""
+    return tuple(
+        stride if extent > 1 else _ANY_STRIDE
+        for extent, stride in zip(extents, strides, strict=True)
     )
 
 
