@@ -11,8 +11,8 @@ and of element (k, byte x of its row along M or N):
     MN-major, swizzled     S + x%w + (x/w) L + (k%8) w + (k/8) T
     MN-major, unswizzled   S + x%16 + (x/16) T + (k%8) 16 + (k/8) L
 
-The swizzle then works on the whole address. Everything moves in units of 16 bytes. An index array
-depends on the start only through its place in the swizzle's pattern: a few arrays serve a kernel.
+The swizzle then works on the whole address. Everything moves in units of 16 bytes. A kernel uses
+few descriptors, again and again, so their index arrays are cached.
 
 Sources: PTX ISA, "Shared memory layout and swizzling", "Canonical layouts"; CUTLASS,
 mma_sm100_desc.hpp (canonical layouts).
@@ -31,14 +31,12 @@ from mlakern.emulator import formats
 from mlakern.emulator import swizzle as swizzles
 from mlakern.emulator.descriptors import SharedDescriptor
 from mlakern.emulator.hardware_error import HardwareError
-from mlakern.emulator.swizzle import SharedSwizzle
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Indices: TypeAlias = NDArray[np.int64]
 F32: TypeAlias = NDArray[np.float32]
 
 _UNIT = 16
-_ALL_WRITTEN = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -54,59 +52,32 @@ class Operand:
     mn_major: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """Where an operand lies relative to its pattern's start.
-
-    units: index of each 16-byte unit, [rows, K bytes / 16] or MN-major [k, row bytes / 16].
-    first, last: bounds of the units.
-    """
-
-    units: Indices
-    first: int
-    last: int
-
-    def granules(self, base: int) -> Indices:
-        """4-byte granules of the operand when the pattern starts at byte ``base``."""
-        granules: Indices = (self.units.reshape(-1, 1) * 4 + np.arange(4)).reshape(-1) + (base >> 2)
-        return granules
-
-
-def pattern_start(descriptor: SharedDescriptor) -> int:
-    """The byte address to which the indices of :func:`plan` are relative."""
-    return descriptor.start - descriptor.start % descriptor.swizzle.period
-
-
-def plan(operand: Operand, descriptor: SharedDescriptor) -> Plan:
-    """The (cached) places of an operand's units."""
-    return _plan(
-        operand,
-        descriptor.start % descriptor.swizzle.period,
-        descriptor.leading,
-        descriptor.stride,
-        descriptor.swizzle,
-    )
-
-
-def gather(operand: Operand, descriptor: SharedDescriptor, data: Bytes, written: Bytes) -> Bytes:
+def gather(operand: Operand, descriptor: SharedDescriptor, units: NDArray[np.complex128]) -> Bytes:
     """The operand's bytes, [rows, row_bytes] or MN-major [k, rows · element_bytes].
 
-    data, written: the CTA's shared memory by offset. HardwareError for bytes outside it or never
-    written.
+    units: a CTA's shared memory as 16-byte items; the operand must be inside it.
     """
-    where = plan(operand, descriptor)
-    base = pattern_start(descriptor)
-    first, last = base + where.first * _UNIT, base + where.last * _UNIT
-    if last > len(data):
-        raise HardwareError(
-            f"matrix operand at {descriptor.start:#x} reaches {last:#x}, shared memory ends at "
-            f"{len(data):#x}"
-        )
-    if written[first:last].view(np.uint64).min() != _ALL_WRITTEN:
-        _check_written(where, descriptor, written)
-    units = data[base:last].view(np.complex128).take(where.units)
-    gathered: Bytes = units.view(np.uint8)
+    gathered: Bytes = units.take(places(operand, descriptor)).view(np.uint8)
     return gathered
+
+
+def check_readable(operand: Operand, descriptor: SharedDescriptor, written: Bytes) -> None:
+    """HardwareError unless the operand is inside shared memory and every byte was written."""
+    where = places(operand, descriptor)
+    end = (int(where.max()) + 1) * _UNIT
+    if end > len(written):
+        raise HardwareError(
+            f"matrix operand at {descriptor.start:#x} reaches {end:#x}, shared memory ends at "
+            f"{len(written):#x}"
+        )
+    missing = written.view(np.complex128).take(where).view(np.uint8) == 0
+    if missing.any():
+        row, byte = (int(value) for value in np.argwhere(missing)[0])
+        address = int(where[row, byte // _UNIT]) * _UNIT + byte % _UNIT
+        raise HardwareError(
+            f"matrix operand reads shared memory never written: byte {address:#x} "
+            f"(row {row}, byte {byte} of the operand at {descriptor.start:#x})"
+        )
 
 
 def widen(elements: Bytes, format_: str) -> F32:
@@ -135,8 +106,20 @@ def _pair_table(format_: str) -> NDArray[np.complex64]:
     return table
 
 
-@lru_cache(maxsize=1024)
-def _plan(operand: Operand, phase: int, leading: int, stride: int, swizzle: SharedSwizzle) -> Plan:
+@lru_cache(maxsize=4096)
+def granules(operand: Operand, descriptor: SharedDescriptor) -> Indices:
+    """The operand's 4-byte granules; cached."""
+    units = places(operand, descriptor).reshape(-1, 1)
+    every: Indices = (units * 4 + np.arange(4)).reshape(-1)
+    every.setflags(write=False)
+    return every
+
+
+@lru_cache(maxsize=4096)
+def places(operand: Operand, descriptor: SharedDescriptor) -> Indices:
+    """Index of each 16-byte unit in shared memory, [rows, K bytes / 16] or MN-major
+    [k, row bytes / 16]; cached. HardwareError for a layout that no MMA has."""
+    swizzle, start = descriptor.swizzle, descriptor.start
     if swizzle is swizzles.B128_ATOM32:
         raise HardwareError(f"matrix operand: swizzle {swizzle.name} is not modelled")
     contiguous = operand.rows * operand.element_bytes if operand.mn_major else operand.row_bytes
@@ -152,30 +135,22 @@ def _plan(operand: Operand, phase: int, leading: int, stride: int, swizzle: Shar
     span = swizzle.span
     if span:
         reach = min(contiguous, span) if operand.mn_major else contiguous
-        if phase % span + reach > span:
+        if start % span + reach > span:
             raise HardwareError(
-                f"matrix operand: {reach} bytes from byte {phase % span} of a row pass the end of "
+                f"matrix operand: {reach} bytes from byte {start % span} of a row pass the end of "
                 f"the {span}-byte row of swizzle {swizzle.name}"
             )
-        address = row % 8 * span + row // 8 * stride
-        address = address + (along % span + along // span * leading if operand.mn_major else along)
+        address = row % 8 * span + row // 8 * descriptor.stride
+        if operand.mn_major:
+            address = address + along % span + along // span * descriptor.leading
+        else:
+            address = address + along
     elif operand.mn_major:
-        address = row % 8 * _UNIT + row // 8 * leading + along // _UNIT * stride
+        address = row % 8 * _UNIT + row // 8 * descriptor.leading
+        address = address + along // _UNIT * descriptor.stride
     else:
-        address = row % 8 * _UNIT + row // 8 * stride + along // _UNIT * leading
-    units = swizzle.apply(address + phase) // _UNIT
+        address = row % 8 * _UNIT + row // 8 * descriptor.stride
+        address = address + along // _UNIT * descriptor.leading
+    units = swizzle.apply(start + address) // _UNIT
     units.setflags(write=False)
-    return Plan(units, int(units.min()), int(units.max()) + 1)
-
-
-def _check_written(where: Plan, descriptor: SharedDescriptor, written: Bytes) -> None:
-    base = pattern_start(descriptor)
-    state = written[base : base + where.last * _UNIT].view(np.complex128).take(where.units)
-    missing = state.view(np.uint8) == 0
-    if missing.any():
-        row, byte = (int(value) for value in np.argwhere(missing)[0])
-        address = base + int(where.units[row, byte // _UNIT]) * _UNIT + byte % _UNIT
-        raise HardwareError(
-            f"matrix operand reads shared memory never written: byte {address:#x} "
-            f"(row {row}, byte {byte} of the operand at {descriptor.start:#x})"
-        )
+    return units

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlakern.emulator import operands
-from mlakern.emulator.descriptors import InstructionDescriptor, SharedDescriptor
+from mlakern.emulator import descriptors, operands
+from mlakern.emulator.descriptors import InstructionDescriptor, Kind, SharedDescriptor
 from mlakern.emulator.hardware_error import HardwareError
 from mlakern.emulator.observer import Cells, SharedRegion
 from mlakern.emulator.operands import F32, Bytes, Operand
@@ -36,12 +37,15 @@ from mlakern.emulator.tmem import TensorMemory
 Block: TypeAlias = NDArray[Any]
 
 
-class MmaCta(NamedTuple):
+class MmaCta:
     """What an MMA reaches of one CTA: shared memory by offset, which bytes were written, TMEM."""
 
-    data: Bytes
-    written: Bytes
-    tensor: TensorMemory
+    def __init__(self, data: Bytes, written: Bytes, tensor: TensorMemory) -> None:
+        self.units = data.view(np.complex128)
+        self.written = written
+        self.tensor = tensor
+        # Operands seen wholly written; bytes never become unwritten while a CTA runs.
+        self.verified: set[tuple[Operand, SharedDescriptor]] = set()
 
 
 @dataclass(frozen=True)
@@ -60,32 +64,63 @@ class Mma:
     ctas: int = 1
     weight_stationary: bool = False
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of A and D in one CTA."""
         return self.instruction.m // self.ctas
 
-    @property
+    @cached_property
     def column_groups(self) -> int:
         """Parts of N that lie beside each other on the lanes of D."""
         folded = self.weight_stationary or self.ctas == 2
         return 128 // self.rows if folded else 1
 
-    @property
+    @cached_property
     def d_columns(self) -> int:
         return self.instruction.n // self.column_groups
 
-    def operand(self, rows: int, mn_major: bool) -> Operand:
+    @cached_property
+    def half_lanes(self) -> bool:
+        """D occupies 16 lanes of each quadrant (layout F)."""
+        return self.rows == 64 and self.column_groups == 1
+
+    @cached_property
+    def a_operand(self) -> Operand:
+        return self._operand(self.rows, self.instruction.a_mn_major)
+
+    @cached_property
+    def b_operand(self) -> Operand:
+        return self._operand(self.instruction.n // self.ctas, self.instruction.b_mn_major)
+
+    def _operand(self, rows: int, mn_major: bool) -> Operand:
         width = self.instruction.element_bytes
         return Operand(rows, self.instruction.k * width, width, mn_major)
 
-    @property
-    def a_operand(self) -> Operand:
-        return self.operand(self.rows, self.instruction.a_mn_major)
 
-    @property
-    def b_operand(self) -> Operand:
-        return self.operand(self.instruction.n // self.ctas, self.instruction.b_mn_major)
+@lru_cache(maxsize=4096)
+def decode(
+    kind: Kind,
+    instruction_word: int,
+    a: int,
+    b: int,
+    d: int,
+    accumulate: bool,
+    ctas: int = 1,
+    weight_stationary: bool = False,
+    a_in_tensor_memory: bool = False,
+    sm_107: bool = False,
+) -> Mma:
+    """The MMA of raw operands: descriptors as 64-bit values, ``a`` perhaps an address (cached)."""
+    bits = 15 if sm_107 else 14
+    return Mma(
+        descriptors.instruction(instruction_word, kind, ctas, weight_stationary, sm_107),
+        a if a_in_tensor_memory else descriptors.tcgen05_shared(a, bits),
+        descriptors.tcgen05_shared(b, bits),
+        d,
+        accumulate,
+        ctas,
+        weight_stationary,
+    )
 
 
 def execute(mma: Mma, ctas: Sequence[MmaCta]) -> None:
@@ -95,16 +130,16 @@ def execute(mma: Mma, ctas: Sequence[MmaCta]) -> None:
     """
     instruction = mma.instruction
     b = _matrix(mma.b_operand, mma.b, ctas, instruction.b_format)
+    # D is kept transposed: a column of D is a row of tensor memory.
+    b = b.reshape(mma.column_groups, mma.d_columns, instruction.k)
+    if instruction.negative:
+        b = -b
     if isinstance(mma.a, SharedDescriptor):
         a = _matrix(mma.a_operand, mma.a, ctas, instruction.a_format)
     else:
         a = np.concatenate([_tensor_a(mma, mma.a, cta.tensor) for cta in ctas], axis=0)
-    product: F32 = b @ a.T  # D transposed: a column of D is a row of tensor memory
-    if instruction.negative:
-        np.negative(product, out=product)
     for index, cta in enumerate(ctas):
-        mine = product[:, index * mma.rows : (index + 1) * mma.rows]
-        _store(mma, cta.tensor, mine)
+        _multiply(mma, cta.tensor, a[index * mma.rows : (index + 1) * mma.rows], b)
 
 
 def footprint(
@@ -112,17 +147,15 @@ def footprint(
 ) -> tuple[list[SharedRegion], list[Cells], list[Cells]]:
     """Shared memory read, tensor memory read and written by the MMA in CTAs ``ranks``."""
     shared, reads, writes = [], [], []
-    column, lanes = mma.d & 0xFFFF, _lanes(mma)
+    column = mma.d & 0xFFFF
     for rank in ranks:
         for operand, descriptor in ((mma.a_operand, mma.a), (mma.b_operand, mma.b)):
             if isinstance(descriptor, SharedDescriptor):
-                where = operands.plan(operand, descriptor)
-                base = operands.pattern_start(descriptor)
-                shared.append(SharedRegion(rank, where.granules(base)))
+                shared.append(SharedRegion(rank, operands.granules(operand, descriptor)))
             else:
                 words = operand.row_bytes // 4
                 reads.append(Cells(rank, slice(0, 128), descriptor & 0xFFFF, words))
-        writes.append(Cells(rank, lanes, column, mma.d_columns))
+        writes.append(Cells(rank, _lanes(mma), column, mma.d_columns))
         if mma.accumulate:
             reads.append(writes[-1])
     return shared, reads, writes
@@ -132,7 +165,11 @@ def _matrix(
     operand: Operand, descriptor: SharedDescriptor, ctas: Sequence[MmaCta], format_: str
 ) -> F32:
     """float32 [rows of all CTAs, k]."""
-    parts = [operands.gather(operand, descriptor, cta.data, cta.written) for cta in ctas]
+    for cta in ctas:
+        if (operand, descriptor) not in cta.verified:
+            operands.check_readable(operand, descriptor, cta.written)
+            cta.verified.add((operand, descriptor))
+    parts = [operands.gather(operand, descriptor, cta.units) for cta in ctas]
     if len(parts) == 1:
         elements = parts[0]
     else:
@@ -159,39 +196,34 @@ def _tensor_a(mma: Mma, address: int, tensor: TensorMemory) -> F32:
     return operands.widen(lanes.view(np.uint8), mma.instruction.a_format)
 
 
-def _store(mma: Mma, tensor: TensorMemory, product: F32) -> None:
-    """Write, or add to, a CTA's part of D; ``product`` is [n, rows]."""
-    tensor.check_allocated(mma.d & 0xFFFF, mma.d_columns)
-    target = _block(mma, tensor.words.view(np.float32))
-    product = product.reshape(target.shape)
-    written = _block(mma, tensor.written)
-    if not mma.accumulate:
-        target[...] = product
-        written[...] = True
-        return
-    if not written.all():
-        raise HardwareError(
-            f"D at column {mma.d & 0xFFFF} is an input but part of it was never written"
-        )
-    np.add(target, product, out=target)
-
-
-def _block(mma: Mma, memory: Block) -> Block:
-    """View of [columns, 128] memory at D, in the order of [n, rows] (see the table)."""
+def _multiply(mma: Mma, tensor: TensorMemory, a: F32, b: F32) -> None:
+    """D of one CTA: ``a`` is [rows, k], ``b`` is [groups, columns of D, k]."""
     column, lane = mma.d & 0xFFFF, mma.d >> 16
-    half_lanes = mma.rows == 64 and mma.column_groups == 1
-    if lane not in ((0, 16) if half_lanes else (0,)):
-        raise HardwareError(f"D at lane {lane}, need {'0 or 16' if half_lanes else '0'}")
-    columns: Block = memory[column : column + mma.d_columns]
-    if half_lanes:
-        half: Block = columns.reshape(mma.d_columns, 4, 32)[:, :, lane : lane + 16]
-        return half
-    groups = mma.column_groups
-    return columns.reshape(mma.d_columns, groups, 128 // groups).transpose(1, 0, 2)
+    if lane not in ((0, 16) if mma.half_lanes else (0,)):
+        raise HardwareError(f"D at lane {lane}, need {'0 or 16' if mma.half_lanes else '0'}")
+    tensor.check_allocated(column, mma.d_columns)
+    block: Block = tensor.words[column : column + mma.d_columns].view(np.float32)
+    written: Block = tensor.written[column : column + mma.d_columns]
+    if mma.half_lanes:
+        product: F32 = (b[0] @ a.T).reshape(mma.d_columns, 4, 16)
+        block = block.reshape(mma.d_columns, 4, 32)[:, :, lane : lane + 16]
+        written = written.reshape(mma.d_columns, 4, 32)[:, :, lane : lane + 16]
+    else:
+        # [columns, group, row] in memory is [group, columns, row] for the product.
+        product = np.empty(block.shape, np.float32)
+        by_group = product.reshape(mma.d_columns, mma.column_groups, mma.rows).transpose(1, 0, 2)
+        np.matmul(b, a.T, out=by_group)
+    if not mma.accumulate:
+        block[...] = product
+        written[...] = True
+    elif written.all():
+        np.add(block, product, out=block)
+    else:
+        raise HardwareError(f"D at column {column} is an input, part of it was never written")
 
 
 def _lanes(mma: Mma) -> slice | NDArray[np.int64]:
-    if mma.rows == 64 and mma.column_groups == 1:
+    if mma.half_lanes:
         row = np.arange(64, dtype=np.int64)
         return row // 16 * 32 + row % 16 + (mma.d >> 16)
     return slice(0, 128)

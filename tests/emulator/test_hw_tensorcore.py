@@ -1,4 +1,4 @@
-"""MMAs against numpy float64; operands are placed element by element from the PTX ISA's pictures."""
+"""MMAs against numpy float64; operands are placed byte by byte from the PTX ISA's pictures."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def place(cta: MmaCta, matrix: np.ndarray, start: int, span: int, mn_major: bool
         else:
             offset = inner // 16 * leading + outer // 8 * stride + outer % 8 * 16 + inner % 16
         at = swizzled(start + offset, span)
-        cta.data[at] = raw[row, k, byte]
+        cta.units.view(np.uint8)[at] = raw[row, k, byte]
         cta.written[at] = 0xFF
     return shared_descriptor(start, leading, stride, span)
 
@@ -297,7 +297,7 @@ def test_bytes_between_the_rows_of_an_operand_need_not_be_written() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"accumulate": True}, "D at column 0 is an input but part"),
+        ({"accumulate": True}, "D at column 0 is an input, part"),
         ({"d": 508}, r"columns \[508, 516\) are not allocated"),
         ({"d": 8 << 16}, "D at lane 8, need 0 or 16"),
         ({"a": 300}, "64 rows a CTA is not modelled"),
@@ -315,3 +315,18 @@ def test_illegal_operands(changes: dict, message: str) -> None:
     mma, cta = small_case(**changes)
     with pytest.raises(HardwareError, match=message):
         tensorcore.execute(mma, [cta])
+
+
+def test_raw_operands_decode_to_the_same_mma() -> None:
+    word = instruction_word(128, 64, "e4m3", "e4m3")
+    a, b = (shared_descriptor(start, 16, 1024, 128) for start in (2048, 32768))
+    decoded = tensorcore.decode("f8f6f4", word, a, b, 32, True, ctas=2)
+    assert decoded == Mma(
+        descriptors.instruction(word, "f8f6f4", 2, False),
+        descriptors.SharedDescriptor(2048, 16, 1024, descriptors.swizzles.B128),
+        descriptors.SharedDescriptor(32768, 16, 1024, descriptors.swizzles.B128),
+        32,
+        True,
+        2,
+    )
+    assert tensorcore.decode("f8f6f4", word, 7, b, 32, True, a_in_tensor_memory=True).a == 7
