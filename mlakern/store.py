@@ -85,8 +85,8 @@ class Entry:
         floor = self.manifest.min_driver
         if driver_version is not None and driver_version < floor:
             raise DriverVersionError(
-                f"{self.path}: the driver supports CUDA {_dotted(driver_version)}, "
-                f"need at least {_dotted(floor)}; update the driver"
+                f"{self.path}: the driver supports CUDA {dotted(driver_version)}, "
+                f"need at least {dotted(floor)}; update the driver"
             )
         trusted = _unverified_allowed()
         return self._check_architecture(self._read(self.manifest.cubin, trusted))
@@ -290,5 +290,5 @@ def _unverified_allowed() -> bool:
     return os.environ.get(UNVERIFIED_VARIABLE) == "1"
 
 
-def _dotted(version: int) -> str:
+def dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"

@@ -1,4 +1,4 @@
-"""The `mlakern` command. Exit status: 0 right, 1 wrong, 2 usage, 3 cannot be done here (and why)."""
+"""The `mlakern` command."""
 
 from __future__ import annotations
 

@@ -22,17 +22,17 @@ _COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    def list_commands(self, _: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_COMMANDS)
 
-    def get_command(self, _: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
             return None
-        module, attribute, _ = _COMMANDS[name]
+        module, attribute = _COMMANDS[cmd_name][:2]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
-    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mlakern.build import runner
 from mlakern.build.runner import Outcome
-from mlakern.cli.common import ConfigName, ExitCode, console, emit_json, json_option, stop
+from mlakern.cli.common import ConfigName, ExitCode, console, emit_json, json_option, output, stop
 from mlakern.config import KernelConfig
 from mlakern.manifest import Manifest
 from mlakern.matrix import BuildItem, MatrixError, load_matrix
@@ -145,5 +145,5 @@ def _print_table(outcomes: Sequence[Outcome], root: Path) -> None:
             outcome.config.name, f"[{colour}]{outcome.status}", *cells, f"{outcome.seconds:.1f}"
         )
     failed = sum(outcome.status == "failed" for outcome in outcomes)
-    console.print(table)
-    console.print(f"{len(outcomes) - failed} of {len(outcomes)} present in {root}", markup=False)
+    output.print(table)
+    output.print(f"{len(outcomes) - failed} of {len(outcomes)} present in {root}", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
@@ -17,6 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Progress and messages; standard output is for results alone.
 console = Console(stderr=True, soft_wrap=True, highlight=False)
+# Into a pipe or a file rows stay whole.
+output = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
 class ExitCode(IntEnum):
@@ -56,7 +59,7 @@ def stop(code: ExitCode, message: str) -> NoReturn:
     context.exit(int(code))
 
 
-class ConfigName(click.ParamType):
+class ConfigName(click.ParamType[KernelConfig]):
     """A configuration by its canonical name."""
 
     name = "config"
