@@ -13,53 +13,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manifests import sample_manifest
 
 from mlakern.config import KernelConfig
-from mlakern.manifest import Argument, FileFacts, Kernel, Manifest, Provenance
-from mlakern.planning import Plan, grid_rules, plan, workspace_rule
+from mlakern.manifest import Argument, Manifest
+from mlakern.planning import Plan, plan, workspace_rule
 from mlakern.runtime.arguments import Launch, Scalars, Tensors, build_launches, pack
 from mlakern.runtime.arrays import ArrayView
 from mlakern.runtime.tensor_maps import map_rules, query_map, query_rows
-from mlakern.signature import SIGNATURES, Kind, offsets
+from mlakern.signature import SIGNATURES, Kind
 from mlakern.tensormap import Swizzle, TensorMap
 
 DEVICE = "cuda:0"
-SHAPES = {"attention": ((384, 1, 1), (2, 1, 1)), "combine": ((128, 1, 1), (1, 1, 1))}
 
 
 def manifest_of(config: KernelConfig) -> Manifest:
-    kernels = tuple(
-        Kernel(
-            role=role,
-            entry=f"{role}_entry",
-            parameters=tuple(
-                Argument(p.name, p.kind.label, offset, p.kind.size, p.meaning)
-                for p, offset in zip(signature, offsets(signature), strict=True)
-            ),
-            grid=grid_rules(config)[role],
-            block=SHAPES[role][0],
-            cluster=SHAPES[role][1],
-            dynamic_shared=1000,
-            static_shared=0,
-            registers=0,
-            barriers=0,
-            stack=0,
-            spill_stores=0,
-            spill_loads=0,
-        )
-        for role, signature in SIGNATURES.items()
-    )
-    none = FileFacts("none", 0, "")
-    return Manifest(
-        config=config,
-        kernels=kernels,
-        tensor_maps=map_rules(config),
-        workspace=workspace_rule(config),
-        limits={},
-        cubin=none,
-        ptx=none,
-        min_driver=13000,
-        provenance=Provenance("", "", "", {}, {}),
+    return replace(
+        sample_manifest(config), tensor_maps=map_rules(config), workspace=workspace_rule(config)
     )
 
 
@@ -131,16 +101,12 @@ def test_values_by_hand() -> None:
     p = make_plan()
     attention, combine = launches(p, tensors_for(p))
     assert (attention.entry, attention.grid, attention.block, attention.cluster) == (
-        "attention_entry",
+        "mla_attention",
         (2, 3, 2),
         (384, 1, 1),
         (2, 1, 1),
     )
-    assert (combine.entry, combine.grid, combine.block) == (
-        "combine_entry",
-        (2 * 16, 2, 1),
-        (128, 1, 1),
-    )
+    assert (combine.entry, combine.grid) == ("mla_combine", (2 * 16, 2, 1))
     lse_offset = 2 * 2 * 16 * 3 * 512 * 4
     expected = {
         "block_tables": 0x3000004,
