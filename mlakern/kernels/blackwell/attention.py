@@ -33,35 +33,33 @@ class Attention:
         base = _set_up(cta, warp)
         # Everything above may overlap the previous kernel; its results are read only from here on.
         cute.arch.griddepcontrol_wait()
-        work = Work.of_block(args)
 
+        # Each role works out the item for itself: values that live across all roles would spill.
         if warp < warps.softmax.stop:
             prims.setmaxregister(warps.softmax_registers, "increase")
-            if work.count > 0:
-                softmax.run(cta, work, base)
+            softmax.run(cta, Work.of_block(args), base)
         elif warp < warps.correction.stop:
             prims.setmaxregister(warps.correction_registers, "increase")
-            if work.count > 0:
-                correction.run(cta, work, base)
-            else:
-                correction.store_empty(cta, work)
+            correction.run(cta, Work.of_block(args), base)
         else:
             prims.setmaxregister(warps.other_registers, "decrease")
             if warp == warps.mma:
-                if (work.count > 0) & (cta.rank == LEADER):
+                if cta.rank == LEADER:
                     if prims.elect_sync():
-                        mma.issue(cta, work, base)
+                        mma.issue(cta, Work.of_block(args), base)
                 cute.arch.griddepcontrol_launch_dependents()
             elif warp == warps.load_k:
-                loads.load_k(cta, work)
+                loads.load_k(cta, Work.of_block(args))
             elif warp == warps.load_qv:
-                loads.load_qv(cta, work)
+                loads.load_qv(cta, Work.of_block(args))
             else:
-                loads.zero_tail(cta, work)
+                loads.zero_tail(cta, Work.of_block(args))
 
-        # No CTA leaves, and no tensor memory is freed, while its peer may still use it.
+        # No CTA leaves, and no tensor memory is freed, while its peer may still use it. Relaxed: a
+        # release would hold the CTA until its output has reached the L2, and every arrival at a
+        # peer's barrier is awaited there, or comes before one of the same warp that is.
         prims.tcgen05_fence("before_thread_sync")
-        prims.barrier_cluster_arrive()
+        prims.barrier_cluster_arrive_relaxed_aligned()
         prims.barrier_cluster_wait_aligned()
         prims.tcgen05_fence("after_thread_sync")
         if warp == warps.mma:
@@ -80,8 +78,9 @@ def _set_up(cta: Cta, warp: Int32) -> Int32:
                 for stage in cutlass.range_constexpr(barrier.stages):
                     prims.mbarrier_init(cta.barrier(barrier.name, stage), barrier.arrivals)
             prims.fence_mbarrier_init()
-    # The peer's barriers and tensor memory are used from here on: both CTAs must be running.
-    prims.barrier_cluster_arrive()
+    # The peer's barriers and tensor memory are used from here on: both CTAs must be running. The
+    # fence above has released the barriers' initial state.
+    prims.barrier_cluster_arrive_relaxed_aligned()
     prims.barrier_cluster_wait_aligned()
     if warp == layout.warps.mma:
         mma.allocate(cta)

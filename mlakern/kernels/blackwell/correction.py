@@ -1,5 +1,9 @@
 """The correction warps: rescale the accumulator when a maximum moves; store the result.
 
+Before the product of tile i the accumulator may be touched only when that of tile i - 1 is complete.
+If no row of a warp moved, it lets tile i go while i - 1 still runs; it has then seen i - 2 complete,
+so that each barrier of a pair of two is never more than one phase ahead of its waiters.
+
 Thread t of warp w owns row (w mod 2) * 32 + t and, of each 256 output columns, the half w // 2: two
 times 128 columns of tensor memory.
 """
@@ -43,6 +47,14 @@ class Thread:
 @cute.jit
 def run(cta: Cta, work: Work, base: Int32) -> None:
     """Rescales before each product but the first, then stores the run's result."""
+    if work.count > 0:
+        _run(cta, work, base)
+    else:
+        _store_empty(cta, work)
+
+
+@cute.jit
+def _run(cta: Cta, work: Work, base: Int32) -> None:
     thread = Thread.current(base)
     for i in cutlass.range(1, work.count, unroll=1):
         stage = i & 1
@@ -51,28 +63,31 @@ def run(cta: Cta, work: Work, base: Int32) -> None:
         cute.arch.sync_warp()
         if prims.elect_sync():
             cta.arrive("factor_empty", stage)
+        if i > 1:
+            _wait_product(cta, i - 2)
         if prims.vote_sync(FULL_MASK, factor != 1.0, "any"):
-            # The product before this one is the last issued: the next waits for this warp.
-            cta.wait("o_full", (i - 1) & 1)
+            _wait_product(cta, i - 1)
             prims.tcgen05_fence("after_thread_sync")
             _rescale(cta, thread, factor)
         prims.tcgen05_fence("before_thread_sync")
         cute.arch.sync_warp()
         if prims.elect_sync():
-            cta.arrive_leader("o_ready")
+            cta.arrive_leader("o_ready", stage)
 
     cta.wait("sum_full", 0)
     shared = cta.layout.shared
     sums = cta.floats(shared.row_sum)
     row_sum = (sums + thread.row).load() + (sums + CTA_ROWS + thread.row).load()
     row_max = (cta.floats(shared.row_max) + (work.count & 1) * 128 + thread.slot).load()
-    cta.wait("o_full", (work.count - 1) & 1)
+    if work.count > 1:
+        _wait_product(cta, work.count - 2)
+    _wait_product(cta, work.count - 1)
     prims.tcgen05_fence("after_thread_sync")
     _store_result(cta, work, thread, row_sum, row_max)
 
 
 @cute.jit
-def store_empty(cta: Cta, work: Work) -> None:
+def _store_empty(cta: Cta, work: Work) -> None:
     """The result of a request without keys: zeros and -inf. Empty runs of a split store nothing."""
     thread = Thread.current(Int32(0))
     row = Row.of(cta, work, thread.row)
@@ -84,17 +99,27 @@ def store_empty(cta: Cta, work: Work) -> None:
         _store_lse(cta, work, thread, row, Float32(NEG_INF))
 
 
+def _wait_product(cta: Cta, i: Int32) -> None:
+    """Waits until O += P(i) V(i) is complete."""
+    cta.wait("o_full", i >> 1 & 1, i & 1)
+
+
 def _rescale(cta: Cta, thread: Thread, factor: Float32) -> None:
     for column in range(0, O_STEPS * cta.layout.tmem.o_step_columns, CHUNK):
         cells = thread.cells(cta.layout.tmem.o(0) + column)
         values = prims.tcgen05_ld("32x32b", cells, num=CHUNK)
         prims.tcgen05_wait("load")
-        scaled: list[Float32] = []
-        for j in range(0, CHUNK, 2):
-            pair = (values[j], values[j + 1])
-            scaled += cute.arch.mul_packed_f32x2(pair, (factor, factor))
-        prims.tcgen05_st("32x32b", cells, cutlass.Vector.from_elements(tuple(scaled), Float32))
+        scaled = cutlass.Vector.from_elements(tuple(_scale(values, factor)), Float32)
+        prims.tcgen05_st("32x32b", cells, scaled)
     prims.tcgen05_wait("store")
+
+
+def _scale(values: cutlass.Vector, factor: Float32) -> list[Float32]:
+    """The chunk times the factor, multiplied in pairs."""
+    scaled: list[Float32] = []
+    for j in range(0, CHUNK, 2):
+        scaled += cute.arch.mul_packed_f32x2((values[j], values[j + 1]), (factor, factor))
+    return scaled
 
 
 @cute.jit
@@ -113,7 +138,7 @@ def _store_result(cta: Cta, work: Work, thread: Thread, row_sum: Float32, row_ma
     for column in cutlass.range_constexpr(0, O_STEPS * cta.layout.tmem.o_step_columns, CHUNK):
         values = prims.tcgen05_ld("32x32b", thread.cells(cta.layout.tmem.o(0) + column), num=CHUNK)
         prims.tcgen05_wait("load")
-        scaled = [values[j] * inverse for j in range(CHUNK)]
+        scaled = _scale(values, inverse)
         if row.exists:
             at = _output_column(thread, column)
             if final:

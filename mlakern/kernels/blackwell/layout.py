@@ -58,8 +58,8 @@ class WarpSchedule:
     tail: int = 11
     threads: int = 12 * WARP
     softmax_registers: int = 208
-    correction_registers: int = 256
-    other_registers: int = 40
+    correction_registers: int = 232
+    other_registers: int = 64
 
     def __post_init__(self) -> None:
         groups = self.softmax_registers + self.correction_registers + self.other_registers
@@ -165,8 +165,8 @@ class SharedMemory:
             Barrier("factor_full", 2, warps),  # softmax to correction, this CTA's
             Barrier("factor_empty", 2, warps),
             Barrier("sum_full", 1, warps),  # the row sums are final
-            Barrier("o_ready", 1, CTA_PAIR * warps),  # pair: corrected for the next product
-            Barrier("o_full", 1, 1),  # commit, to both CTAs
+            Barrier("o_ready", 2, CTA_PAIR * warps),  # pair: corrected for a tile's product
+            Barrier("o_full", 2, 1),  # commit, to both CTAs
         )
 
     def barrier(self, name: str) -> int:

@@ -52,6 +52,12 @@ def release(cta: Cta, base: Int32) -> None:
 @cute.jit
 def issue(cta: Cta, work: Work, base: Int32) -> None:
     """Both products of every tile; one thread of the leader CTA runs this."""
+    if work.count > 0:
+        _issue(cta, work, base)
+
+
+@cute.jit
+def _issue(cta: Cta, work: Work, base: Int32) -> None:
     shared = cta.layout.shared
     k_stage, k_parity = Int32(0), Int32(0)
     v_stage, v_parity = Int32(0), Int32(0)
@@ -109,7 +115,7 @@ def _second_product(cta: Cta, base: Int32, j: Int32, v_stage: Int32) -> None:
     stage = j & 1
     cta.wait("p_full", j >> 1 & 1, stage)
     if j > 0:
-        cta.wait("o_ready", (j & 1) ^ 1)
+        cta.wait("o_ready", (j - 1) >> 1 & 1, stage)
     prims.tcgen05_fence("after_thread_sync")
     shape = prims.Tcgen05InstrDesc.build(
         a_dtype=Float8E4M3FN,
@@ -135,7 +141,7 @@ def _second_product(cta: Cta, base: Int32, j: Int32, v_stage: Int32) -> None:
             )
     _commit(cta.barrier("v_empty", v_stage))
     _commit(cta.barrier("p_empty", stage))
-    _commit(cta.barrier("o_full"))
+    _commit(cta.barrier("o_full", stage))
 
 
 _SWIZZLE_128B = prims.Tcgen05SmemSwizzle.SWIZZLE_128B

@@ -26,6 +26,12 @@ from mlakern.kernels.masks import least_visible_end, visible_end
 @cute.jit
 def run(cta: Cta, work: Work, base: Int32) -> None:
     """All tiles of the run: first those that need no mask, then the others."""
+    if work.count > 0:
+        _run(cta, work, base)
+
+
+@cute.jit
+def _run(cta: Cta, work: Work, base: Int32) -> None:
     args, config = cta.args, cta.layout.config
     warp, lane = warp_in_group(), lane_index()
     row = (warp & 1) * WARP + lane
