@@ -23,6 +23,7 @@ from mlakern.config import KEY_TILE, LATENT_DIM, ROPE_DIM, KernelConfig
 
 CTA_PAIR = 2
 WARP = 32
+REGISTER_FILE = 65536  # of a multiprocessor
 CTA_ROWS = 64  # query rows of one CTA
 CTA_KEYS = KEY_TILE // CTA_PAIR  # keys of one CTA's half of the K tile
 BLOCK_COLUMNS = 128  # columns of one swizzled block: the 128-byte span
@@ -62,8 +63,9 @@ class WarpSchedule:
     other_registers: int = 64
 
     def __post_init__(self) -> None:
-        groups = self.softmax_registers + self.correction_registers + self.other_registers
-        assert 128 * groups <= 65536, "the register file holds 65536 registers"
+        group = self.softmax_registers + self.correction_registers + self.other_registers
+        if 128 * group > REGISTER_FILE:
+            raise ValueError(f"registers: got {128 * group}, need <= {REGISTER_FILE}")
 
 
 @dataclass(frozen=True)
