@@ -33,6 +33,7 @@ CACHE_DIR_VARIABLE = "MLAKERN_CACHE_DIR"
 UNVERIFIED_VARIABLE = "MLAKERN_ALLOW_UNVERIFIED"
 
 _PACKAGE = Path(__file__).parent
+PACKAGED = _PACKAGE / "cubins"
 # What decides the bytes of a cubin and the parameters it takes.
 _SOURCES = ("kernels/**/*.py", "build/compiler.py", "signature.py", "config.py")
 
@@ -191,7 +192,7 @@ def open_store(path: str | os.PathLike[str] | None = None) -> Store:
         roots.append(Root(Path(path), "path given"))
     if directory := os.environ.get(CUBIN_DIR_VARIABLE):
         roots.append(Root(Path(directory), CUBIN_DIR_VARIABLE))
-    roots.append(Root(_PACKAGE / "cubins", "package"))
+    roots.append(Root(PACKAGED, "package"))
     if (cache_root := user_cache()) is not None:
         roots.append(cache_root)
     return Store(tuple(roots))
@@ -203,8 +204,11 @@ def user_cache() -> Root | None:
         return Root(Path(directory), CACHE_DIR_VARIABLE)
     from platformdirs import user_cache_path
 
-    path = user_cache_path("mlakern", appauthor=False)
-    # Without HOME and a passwd entry the path stays "~/…": not a place.
+    try:
+        path = user_cache_path("mlakern", appauthor=False)
+    except RuntimeError:
+        return None
+    # Without HOME and a passwd entry older platformdirs answer "~/…": not a place.
     return Root(path / "cubins", "user cache") if path.is_absolute() else None
 
 
@@ -249,13 +253,13 @@ def directory_name(config: KernelConfig, key: str) -> str:
 
 
 @cache
-def source_digest() -> str:
-    """SHA-256 over the names and bytes of the kernel sources of the installed package."""
-    files = {path for pattern in _SOURCES for path in _PACKAGE.glob(pattern)}
+def source_digest(package: Path = _PACKAGE) -> str:
+    """SHA-256 over the names and bytes of the kernel sources in a package folder."""
+    files = {path for pattern in _SOURCES for path in package.glob(pattern)}
     digest = hashlib.sha256()
     for path in sorted(files):
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(_PACKAGE).as_posix()} {len(content)}\n".encode())
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
 

@@ -1,7 +1,14 @@
-"""Manifests for tests that need one but no compiler."""
+"""Manifests and store entries for tests that need some but no compiler."""
 
 from __future__ import annotations
 
+import hashlib
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+from mlakern import store
+from mlakern.build.publish import StoreWriter
 from mlakern.config import KernelConfig
 from mlakern.manifest import (
     Argument,
@@ -75,3 +82,32 @@ def sample_kernel(role: str) -> Kernel:
         spill_stores=0,
         spill_loads=0,
     )
+
+
+def sample_cubin(version: int = 100, *, abi: int = 8, machine: int = 190) -> bytes:
+    """An ELF header such as ptxas writes for this multiprocessor version, and some content."""
+    ident = b"\x7fELF\x02\x01\x01\x41" + bytes([abi]) + bytes(7)
+    flags = 0x6000002 | version << 8
+    header = struct.pack("<16sHHIQQQIHHHHHH", ident, 2, machine, 1, 0, 0, 0, flags, *[0] * 6)
+    return header + bytes(range(256))
+
+
+def publish_sample(
+    root: Path,
+    config: KernelConfig | None = None,
+    *,
+    cubin: bytes | None = None,
+    key: str = "0" * 64,
+    sources: str | None = None,
+) -> Path:
+    """An entry in `root`, by default one that serves; returns its folder."""
+    image = sample_cubin() if cubin is None else cubin
+    ptx = f"// PTX of {key}\n"
+    manifest = sample_manifest(config)
+    manifest = replace(
+        manifest,
+        cubin=FileFacts("kernel.cubin", len(image), hashlib.sha256(image).hexdigest()),
+        ptx=FileFacts("kernel.ptx", len(ptx), hashlib.sha256(ptx.encode()).hexdigest()),
+        provenance=replace(manifest.provenance, key=key, sources=sources or store.source_digest()),
+    )
+    return StoreWriter(root).publish(manifest, image, ptx)

@@ -87,7 +87,7 @@ def _run(items: Sequence[BuildItem], root: Path, jobs: int | None) -> list[Outco
             progress.update(task, advance=1, description=outcome.config.name)
 
         try:
-            return runner.build(items, root, jobs=jobs, progress=advance)
+            return runner.build(items, root, jobs=jobs, progress=advance, compiler=runner.COMPILER)
         except importlib.metadata.PackageNotFoundError as error:
             stop(
                 ExitCode.UNAVAILABLE,
