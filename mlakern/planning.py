@@ -76,6 +76,10 @@ def query_tile_count(num_heads: int, seq_len_q: int, tile_m: int, pack_q: bool) 
 
 def choose_pack_q(num_heads: int, seq_len_q: int, tile_m: int = 128) -> bool:
     """Whether packed rows take fewer query tiles than folded ones (else folded: any strides)."""
+    _check_range("num_heads", num_heads, 1, MAX_HEADS)
+    _check_range("seq_len_q", seq_len_q, 1, MAX_SEQ_LEN_Q)
+    if num_heads > tile_m:
+        return True  # not even one token can be folded
     packed = query_tile_count(num_heads, seq_len_q, tile_m, pack_q=True)
     return packed < query_tile_count(num_heads, seq_len_q, tile_m, pack_q=False)
 

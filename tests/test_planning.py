@@ -262,5 +262,6 @@ def test_limits(changes: dict[str, object], message: str) -> None:
 
 
 def test_folded_rows_need_one_token_to_fit_the_tile() -> None:
+    assert choose_pack_q(96, 2, 64)
     with pytest.raises(ValueError, match="num_heads: got 96 with tile_m 64"):
         fold_factor(96, 2, 64)
