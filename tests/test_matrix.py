@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlakern.config import AXES, KernelConfig
+from mlakern.matrix import BuildItem, Matrix, MatrixError, load_matrix, parse_shard
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def read(tmp_path: Path, text: str) -> Matrix:
+    file = tmp_path / "matrix.yaml"
+    file.write_text(text)
+    return load_matrix(file)
+
+
+def configs(matrix: Matrix, name: str = "s") -> list[KernelConfig]:
+    return [item.config for item in matrix.sets[name]]
+
+
+class TestSets:
+    def test_axes_give_every_combination_and_defaults_fill_the_rest(self, tmp_path: Path) -> None:
+        matrix = read(
+            tmp_path,
+            """
+            sets:
+              s:
+                axes: {page_size: [32, 64], mask: [plain, causal], pack_q: [true]}
+            """,
+        )
+        assert set(configs(matrix)) == {
+            KernelConfig(page_size=page, mask=mask, pack_q=True)
+            for page, mask in itertools.product((32, 64), ("plain", "causal"))
+        }
+
+    def test_exclude_takes_values_or_lists_and_sees_defaults(self, tmp_path: Path) -> None:
+        matrix = read(
+            tmp_path,
+            """
+            sets:
+              s:
+                axes: {page_size: [16, 32, 64, 128], mask: [plain, causal]}
+                exclude:
+                  - {page_size: [16, 32], mask: plain}
+                  - {page_size: 128, pack_q: false}
+            """,
+        )
+        assert {(c.page_size, c.mask) for c in configs(matrix)} == {
+            (16, "causal"),
+            (32, "causal"),
+            (64, "plain"),
+            (64, "causal"),
+        }
+
+    def test_exclude_saves_a_combination_that_no_kernel_implements(self, tmp_path: Path) -> None:
+        matrix = read(
+            tmp_path,
+            """
+            sets:
+              s:
+                axes: {tile_m: [64, 128]}
+                exclude: [{tile_m: 64}]
+            """,
+        )
+        assert configs(matrix) == [KernelConfig()]
+
+    def test_include_adds_and_duplicates_are_one(self, tmp_path: Path) -> None:
+        matrix = read(
+            tmp_path,
+            """
+            sets:
+              s:
+                axes: {page_size: [64, 64]}
+                include: [{page_size: 64}, {page_size: 16}, {page_size: 16, mask: causal}]
+            """,
+        )
+        assert configs(matrix) == [KernelConfig(page_size=16), KernelConfig(page_size=64)]
+
+    def test_an_included_one_is_not_excluded(self, tmp_path: Path) -> None:
+        matrix = read(
+            tmp_path,
+            """
+            sets:
+              s:
+                axes: {page_size: [16, 64]}
+                exclude: [{page_size: 16}]
+                include: [{page_size: 16}]
+            """,
+        )
+        assert [c.page_size for c in configs(matrix)] == [16, 64]
+
+    def test_allow_spills_marks_what_it_matches(self, tmp_path: Path) -> None:
+        matrix = read(
+            tmp_path,
+            """
+            sets:
+              s:
+                axes: {page_size: [16, 64], mask: [plain, causal]}
+                allow_spills: [{page_size: 16, mask: plain}]
+            """,
+        )
+        assert [item.config for item in matrix.sets["s"] if item.allow_spills] == [
+            KernelConfig(page_size=16, mask="plain")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "text"),
+    [
+        (1, "empty, need a mapping with the key sets", ""),
+        (1, "matrix: need a mapping", "- a\n"),
+        (1, "no key sets", "{}\n"),
+        (2, "matrix: unknown key 'set', need one of sets", "sets: {}\nset: {}\n"),
+        (
+            3,
+            "set s: unknown key 'axis', need one of axes, include, exclude, allow_spills",
+            "sets:\n  s:\n    axis: {}\n",
+        ),
+        (2, "set s holds no configuration", "sets:\n  s: {}\n"),
+        (
+            4,
+            "axes: unknown key 'pagesize', need one of arch, tile_m, page_size",
+            "sets:\n  s:\n    axes:\n      pagesize: [64]\n",
+        ),
+        (
+            5,
+            "page_size: got 48, need one of 16, 32, 64, 128",
+            "sets:\n  s:\n    axes:\n      page_size:\n        - 48\n",
+        ),
+        (
+            3,
+            "pack_q: got 1, need one of false, true",
+            "sets:\n  s:\n    include: [{pack_q: 1}]\n",
+        ),
+        (3, "page_size: got '64', need one of", 'sets:\n  s:\n    include: [{page_size: "64"}]\n'),
+        (
+            4,
+            "page_size: need a list of at least one value",
+            "sets:\n  s:\n    axes:\n      page_size: []\n",
+        ),
+        (4, "page_size: need a list", "sets:\n  s:\n    axes:\n      page_size: 64\n"),
+        (
+            5,
+            "no kernel for this mask yet; available: plain, causal; or exclude it",
+            "sets:\n  s:\n    axes:\n      page_size: [64]\n      mask: [plain, window]\n",
+        ),
+        (
+            4,
+            "no kernel for this mask yet; available: plain, causal",
+            "sets:\n  s:\n    include:\n      - {mask: dcp}\n",
+        ),
+        (
+            5,
+            "exclude matches no combination that is left",
+            "sets:\n  s:\n    axes: {page_size: [64]}\n    exclude:\n      - {page_size: 16}\n",
+        ),
+        (
+            4,
+            "exclude names no axis",
+            "sets:\n  s:\n    axes: {page_size: [64]}\n    exclude: [{}]\n",
+        ),
+        (
+            4,
+            "exclude without axes has nothing to leave out",
+            "sets:\n  s:\n    include: [{page_size: 64}]\n    exclude: [{page_size: 64}]\n",
+        ),
+        (
+            4,
+            "allow_spills matches no configuration of the set",
+            "sets:\n  s:\n    include: [{page_size: 64}]\n    allow_spills: [{page_size: 16}]\n",
+        ),
+        (4, "sets: key 's' appears twice", "sets:\n  s:\n    include: [{}]\n  s: {}\n"),
+        (3, "not YAML: ", "sets:\n  s: [\n"),
+    ],
+)
+def test_an_error_names_file_and_line(tmp_path: Path, line: int, message: str, text: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        read(tmp_path, text)
+    place, _, said = str(caught.value).partition(": ")
+    assert place == f"{tmp_path}/matrix.yaml:{line}"
+    assert message in said
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match=r"none.yaml: cannot be read: No such file"):
+        load_matrix(tmp_path / "none.yaml")
+
+
+class TestSelection:
+    text = """
+sets:
+  a: {axes: {page_size: [16, 32, 64]}}
+  b: {axes: {page_size: [64, 128]}, allow_spills: [{page_size: 64}]}
+"""
+
+    def test_sets_merge_without_duplicates_and_keep_permissions(self, tmp_path: Path) -> None:
+        items = read(tmp_path, self.text).select(["a", "b"])
+        assert items == tuple(
+            BuildItem(KernelConfig(page_size=size), allow_spills=size == 64)
+            for size in (16, 32, 64, 128)
+        )
+
+    def test_architecture_filter(self, tmp_path: Path) -> None:
+        matrix = read(tmp_path, self.text)
+        assert len(matrix.select(["a"], ["sm_100a"])) == 3
+        with pytest.raises(MatrixError, match="no configuration for sm_90a in a; need one of sm_1"):
+            matrix.select(["a"], ["sm_90a"])
+        with pytest.raises(MatrixError, match="got 'sm_100', need one of sm_90a, sm_100a"):
+            matrix.select(["a"], ["sm_100"])
+
+    def test_an_unknown_set_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(MatrixError, match="no set 'c', need one of a, b"):
+            read(tmp_path, self.text).select(["c"])
+
+
+@given(count=st.integers(1, 80))
+def test_shares_are_a_balanced_partition(count: int) -> None:
+    matrix = load_matrix(REPOSITORY / "build_matrix.yaml")
+    shares = [matrix.select(["release"], shard=f"{i}/{count}") for i in range(1, count + 1)]
+    assert sorted(itertools.chain.from_iterable(shares)) == list(matrix.sets["release"])
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "1/", "a/b", "-1/4", "1/4 "])
+def test_a_share_that_does_not_exist_is_refused(text: str) -> None:
+    with pytest.raises(MatrixError, match=r"need I/N with 1 <= I <= N"):
+        parse_shard(text)
+
+
+class TestShippedMatrix:
+    matrix = load_matrix(REPOSITORY / "build_matrix.yaml")
+
+    def test_default_is_small_and_holds_every_value_that_exists(self) -> None:
+        default = configs(self.matrix, "default")
+        release = configs(self.matrix, "release")
+        assert len(default) <= 8
+        for axis in AXES:
+            values = {getattr(config, axis) for config in release}
+            assert {getattr(config, axis) for config in default} == values
+
+    def test_release_is_everything_that_exists(self) -> None:
+        existing = set()
+        for values in itertools.product(*AXES.values()):
+            try:
+                existing.add(KernelConfig(*values))
+            except ValueError:
+                continue
+        assert set(configs(self.matrix, "release")) == existing
