@@ -1,12 +1,16 @@
-"""Fixtures for all tests: no test sees the caller's stores."""
+"""Fixtures: no test sees the caller's stores; a compiled kernel; a fake compiler."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
+import fake_compiler
 import pytest
 
 from mlakern import store
+from mlakern.build.compiler import Compiled, compile_config
+from mlakern.config import KernelConfig
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +19,19 @@ def _no_stores_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv(store.UNVERIFIED_VARIABLE, raising=False)
     monkeypatch.setenv(store.CACHE_DIR_VARIABLE, str(tmp_path / "user-cache"))
     monkeypatch.setattr(store, "PACKAGED", tmp_path / "packaged")
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """The default configuration, really compiled, once for each test process."""
+    return compile_config(KernelConfig(), tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture
+def fake(compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of the fake compiler's module, ready to be used by workers."""
+    file = tmp_path / "compiled.pickle"
+    file.write_bytes(pickle.dumps(compiled))
+    monkeypatch.setenv(fake_compiler.VARIABLE, str(file))
+    monkeypatch.delenv("FAKE_BEHAVIOUR", raising=False)
+    return fake_compiler.__name__

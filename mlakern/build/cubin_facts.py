@@ -28,6 +28,9 @@ _NUM_BARRIERS = 0x4C
 _ANNOTATIONS = 0x55  # (kind, offset into the code) …
 _SPILL = 1
 
+# From sm_90 on the system has the first bytes of a block's shared memory; the section counts them.
+_RESERVED_SHARED = 1024
+
 # SASS of sm_90 and later: 16 bytes an instruction, opcode in bits 0 to 11, width of a local
 # access in bits 73 to 75 (4: 32 bits, 5: 64, 6: 128; below 4: 8 or 16 bits).
 _OPCODE = 0xFFF
@@ -42,7 +45,7 @@ class EntryFacts:
 
     parameters: (offset, size) in bytes, by ordinal. block: required threads, if it requires them.
     registers, stack, spill_stores, spill_loads: in a thread, the latter three in bytes.
-    barriers: named barriers; static_shared: bytes in a block, reserved ones included.
+    barriers: named barriers; static_shared: bytes in a block, without the reserved ones.
     """
 
     parameters: tuple[tuple[int, int], ...]
@@ -70,8 +73,8 @@ def read_cubin(image: bytes) -> CubinFacts:
     version = multiprocessor_version(image)
     try:
         elf = ELFFile(io.BytesIO(image))
-        symbols = [symbol.name for symbol in elf.get_section_by_name(".symtab").iter_symbols()]
         sections = {section.name: section for section in elf.iter_sections()}
+        symbols = [symbol.name for symbol in sections[".symtab"].iter_symbols()]
         registers, stacks = _by_symbol(sections[".nv.info"].data(), symbols)
         prefix = ".nv.info."
         entries = {
@@ -110,7 +113,7 @@ def _entry(
         block=block,
         registers=registers[name],
         barriers=barriers,
-        static_shared=shared["sh_size"] if shared is not None else 0,
+        static_shared=shared["sh_size"] - _RESERVED_SHARED if shared is not None else 0,
         stack=stacks[name],
         spill_stores=stores,
         spill_loads=loads,
