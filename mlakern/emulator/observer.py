@@ -8,7 +8,7 @@ Vocabulary:
 - A *warp* is its index in the cluster: ``cta_rank * warps_per_cta + warp_in_cta``.
 - ``warps`` of an access is that index for each address: an int, or an array that broadcasts
   against the addresses (a bundle of four warps passes one entry for each active lane).
-- A *site* is the instruction: anything with its text and its PTX line.
+- A *site* is the instruction. Build it once, when code is generated.
 - A shared-memory *region* of an asynchronous operation is given in 4-byte granules
   (offset >> 2) of one CTA: a slice, or an array of granule indices.
 - A *cells* value is a rectangle of tensor memory; one cell is a lane and a 32-bit column.
@@ -25,6 +25,7 @@ completion of a phase before any ``wait`` that it lets through.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -37,14 +38,12 @@ Region: TypeAlias = "slice | IntArray"
 Ticket: TypeAlias = object
 
 
-class Site(Protocol):
+@dataclass(frozen=True)
+class Site:
     """An instruction of the program; only a report formats it."""
 
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def line(self) -> int: ...
+    text: str
+    line: int
 
 
 class Access(Enum):
