@@ -1,11 +1,13 @@
 """What the emulator raises.
 
-Hardware functions raise `Fault` with the bare fact ("got X, need Y"); the machine catches it where the
-instruction is known and turns it into an `EmulatorError` that names instruction, PTX line, CTA, warp
-and lane.
+Hardware functions raise `HardwareError` with the bare fact ("got X, need Y"); the machine catches it
+where the instruction is known and turns it into an `EmulatorError` that names instruction, PTX line,
+CTA, warp and lane.
 """
 
 from __future__ import annotations
+
+from mlakern.emulator.hardware_error import HardwareError
 
 
 class EmulatorError(Exception):
@@ -20,10 +22,10 @@ class DeadlockError(EmulatorError):
     """No warp can run; the message says what each of them waits for."""
 
 
-class Fault(Exception):  # noqa: N818 - not an error yet: the place is still missing
-    """A broken rule, raised below the level that knows which instruction broke it.
+class Fault(HardwareError):
+    """A broken rule that one lane of the executing group can be blamed for.
 
-    lane: index into the executing group of lanes, where the rule was broken by one of them.
+    lane: index into the executing group of lanes; None where the whole group is to blame.
     """
 
     def __init__(self, message: str, lane: int | None = None) -> None:

@@ -1,0 +1,195 @@
+"""Loads, stores, atomics, prefetches and matrix loads (PTX ISA, "Data Movement and Conversion
+Instructions", "Parallel Synchronization and Communication Instructions": atom, red)."""
+
+from __future__ import annotations
+
+from mlakern.emulator import access, atomics, matrix
+from mlakern.emulator.emitter import Emitter
+from mlakern.emulator.opcodes.conversion import resize
+from mlakern.emulator.opcodes.table import BITS, FLOATS, INTEGERS, Control, opcode
+from mlakern.emulator.program import FloatImm, Imm, Instruction, Memory, Operand, Reg, Vector
+from mlakern.emulator.values import Value
+
+SPACES = "global shared shared::cta shared::cluster local param param::entry const"
+SCOPES = "cta cluster gpu sys"
+_ORDER = "weak volatile relaxed acquire release mmio acq_rel seq_cst"
+_CACHE = (
+    "ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last "
+    "L1::no_allocate L2::evict_last L2::evict_normal L2::evict_first L2::cache_hint L2::64B L2::128B "
+    "L2::256B unified"
+)
+_ANY = f"b8 u8 s8 {BITS} {INTEGERS} {FLOATS} b128"
+
+
+def space_of(i: Instruction) -> str:
+    """The state space an instruction names; "" is generic."""
+    for modifier in i.modifiers:
+        if modifier in SPACES.split():
+            return modifier.split("::")[0]
+    return ""
+
+
+def address(e: Emitter, memory: Operand, space: str) -> Value:
+    """The address of a memory operand: 32 bits for shared memory, else 64."""
+    if not isinstance(memory, Memory):
+        raise e.error("expected an address in brackets")
+    base = memory.base
+    width = 32 if space == "shared" else 64
+    value = e.read(base, width)
+    if value.width != width:
+        value = resize(e, value, "u", value.width, width)
+    if memory.offset:
+        offset = memory.offset & ((1 << width) - 1)
+        step = Value(width, "i", {"i": str(offset)})
+        value = e.compute(e.scratch(width), "{0} + {1}", "u", value, step)
+    return value
+
+
+def argument(e: Emitter, value: Value) -> str:
+    """A value as run-time functions take it: an int, or an unsigned array."""
+    return e.get(value, "i" if value.scalar else "u")
+
+
+def width_of(kind: str) -> int:
+    return int(kind[1:])
+
+
+def items_of(operand: Operand) -> tuple[Operand, ...]:
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+@opcode("ld", "d m s?", _ANY, f"{SPACES} {SCOPES} {_ORDER} {_CACHE} v2 v4 v8")
+def ld(e: Emitter, i: Instruction) -> None:
+    space, kind = space_of(i), i.types[0]
+    where = address(e, i.operands[1], space)
+    outs = items_of(i.operands[0])
+    function = e.constant(access.LOADS[space], "load", space)
+    bits = width_of(kind)
+    call = f"{function}(g, {argument(e, where)}, {bits // 8}, {len(outs)}, {e.site})"
+    names = [e.name() for _ in outs]
+    e.line(f"{', '.join(names)} = {call}")
+    form = "i" if (where.scalar and space != "local") or e.single else "u"
+    for out, name in zip(outs, names, strict=True):
+        bind_loaded(e, out, Value(bits, form, {form: name}), kind)
+
+
+def bind_loaded(e: Emitter, out: Operand, value: Value, kind: str) -> None:
+    """A loaded element, widened to its register as its type says."""
+    register = out.width if isinstance(out, Reg) else value.width
+    if register > value.width:
+        value = resize(e, value, "s" if kind[0] == "s" else "u", value.width, register)
+    e.bind(out, value)
+
+
+def stored(e: Emitter, operand: Operand, kind: str) -> Value:
+    """A source of a store, cut to the width in memory."""
+    bits = width_of(kind)
+    if isinstance(operand, Imm | FloatImm):
+        return e.read(operand, bits)
+    value = e.read(operand, bits)
+    return resize(e, value, "u", value.width, bits) if value.width > bits else value
+
+
+@opcode("st", "m s s?", _ANY, f"{SPACES} {SCOPES} {_ORDER} {_CACHE} v2 v4 v8")
+def st(e: Emitter, i: Instruction) -> None:
+    space, kind = space_of(i), i.types[0]
+    where = address(e, i.operands[0], space)
+    sources = [stored(e, operand, kind) for operand in items_of(i.operands[1])]
+    arguments = [argument(e, source) for source in sources]
+    values = arguments[0] if len(sources) == 1 else f"[{', '.join(arguments)}]"
+    function = e.constant(access.STORES[space], "store", space)
+    bits = width_of(kind)
+    e.line(f"{function}(g, {argument(e, where)}, {bits // 8}, {values}, {e.site})")
+
+
+@opcode("ldu", "d m", _ANY, "global v2 v4")
+def ldu(e: Emitter, i: Instruction) -> None:
+    ld(e, i)
+
+
+_ATOMIC_MODIFIERS = f"{SPACES} {SCOPES} {_ORDER} {' '.join(atomics.OPERATIONS)} noftz L2::cache_hint"
+
+
+def _atomic(e: Emitter, i: Instruction, out: Operand | None, first: int) -> None:
+    space, kind = space_of(i), i.types[0]
+    where = address(e, i.operands[first], space)
+    sources = [e.read(operand, width_of(kind)) for operand in i.operands[first + 1 :]]
+    name = next(m for m in i.modifiers if m in atomics.OPERATIONS)
+    function = e.constant(atomics.atomic, "atomic")
+    listed = ", ".join(argument(e, source) for source in sources)
+    code = (
+        f"{function}(g, {space!r}, {argument(e, where)}, {name!r}, {kind!r}, [{listed}], "
+        f"{e.site})"
+    )
+    if out is None:
+        e.line(code)
+    else:
+        e.set(out, "i" if e.single else "u", code, width_of(kind))
+
+
+@opcode("atom", "d m s s?", f"{BITS} {INTEGERS} {FLOATS}", _ATOMIC_MODIFIERS)
+def atom(e: Emitter, i: Instruction) -> None:
+    _atomic(e, i, i.operands[0], 1)
+
+
+@opcode("red", "m s", f"{BITS} {INTEGERS} {FLOATS}", f"{_ATOMIC_MODIFIERS} async")
+def red(e: Emitter, i: Instruction) -> None:
+    if i.has("async"):
+        raise e.error("red.async is not supported")
+    _atomic(e, i, None, 0)
+
+
+@opcode("prefetch", "m", "", f"{SPACES} L1 L2 tensormap L2::evict_last L2::evict_normal")
+def prefetch(e: Emitter, i: Instruction) -> None:
+    """No effect on values; the address need not exist."""
+
+
+@opcode("prefetchu", "m", "", "L1")
+def prefetchu(e: Emitter, i: Instruction) -> None:
+    """No effect on values."""
+
+
+@opcode("applypriority", "m s", "", "global L2::evict_normal")
+def applypriority(e: Emitter, i: Instruction) -> None:
+    """No effect on values."""
+
+
+@opcode("discard", "m s", "", "global L2")
+def discard(e: Emitter, i: Instruction) -> None:
+    raise e.error("discard is not supported")
+
+
+@opcode("createpolicy", "d s s?", "b64", "fractional range L2::evict_last L2::evict_first L2::evict_normal L2::evict_unchanged global")
+def createpolicy(e: Emitter, i: Instruction) -> None:
+    """A cache policy is an opaque word without effect."""
+    e.set(i.operands[0], "i", "0", 64)
+
+
+_MATRIX = "sync aligned m8n8 m16n8 m16n16 x1 x2 x4 trans shared shared::cta"
+
+
+@opcode("ldmatrix", "d m", "b16 b8", _MATRIX, Control.CONVERGED)
+def ldmatrix(e: Emitter, i: Instruction) -> None:
+    e.converge()
+    where = address(e, i.operands[1], "shared")
+    outs = items_of(i.operands[0])
+    if not i.has("m8n8"):
+        raise e.error("ldmatrix is supported for .m8n8 only")
+    function = e.constant(matrix.load_matrices, "ldmatrix")
+    names = [e.name() for _ in outs]
+    args = f"g, {e.get(where, 'U')}, {len(outs)}, {i.has('trans')}, {e.site}"
+    e.line(f"{', '.join(names)}, = {function}({args})")
+    for out, name in zip(outs, names, strict=True):
+        e.bind(out, Value(32, "u", {"u": name}))
+
+
+@opcode("stmatrix", "m s", "b16 b8", _MATRIX, Control.CONVERGED)
+def stmatrix(e: Emitter, i: Instruction) -> None:
+    e.converge()
+    where = address(e, i.operands[0], "shared")
+    if not i.has("m8n8"):
+        raise e.error("stmatrix is supported for .m8n8 only")
+    sources = [e.get(e.read(operand, 32), "U") for operand in items_of(i.operands[1])]
+    function = e.constant(matrix.store_matrices, "stmatrix")
+    args = f"g, {e.get(where, 'U')}, [{', '.join(sources)}], {i.has('trans')}, {e.site}"
+    e.line(f"{function}({args})")

@@ -1,0 +1,59 @@
+"""Small run-time functions of generated code: undefined registers and convergence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlakern.emulator.errors import Fault
+
+if TYPE_CHECKING:
+    from mlakern.emulator.group import Group
+
+WARP = 32
+FULL_WARP = (1 << WARP) - 1
+
+
+def defined(registers: Any, number: int, name: str, single: bool) -> Any:
+    """A register that not every path has written: its value if these lanes have it, else a Fault."""
+    try:
+        value = registers[number]
+    except KeyError:
+        raise Fault(f"register {name} is read but was never written") from None
+    missing = np.flatnonzero(~value.defined)
+    if len(missing):
+        raise Fault(f"register {name} is read but was never written", int(missing[0]))
+    if not single:
+        return value.values
+    first = value.values[0]
+    return bool(first) if value.values.dtype == np.bool_ else int(first)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvergenceWait:
+    """Lanes at a warp-wide instruction whose other lanes are elsewhere."""
+
+    missing: int
+
+    def describe(self) -> str:
+        return f"waits for {self.missing} other lanes of its warps to reach this instruction"
+
+
+def converged(g: Group, membermask: Any) -> bool:
+    """Whether every live lane that ``membermask`` names is in the group; otherwise it sleeps.
+
+    A full mask (an aligned instruction) names the whole warp.
+    """
+    mask = int(membermask if type(membermask) is int else membermask[0])
+    bundle = g.bundle
+    missing = 0
+    for warp in g.warps:
+        shift = WARP * (warp - bundle.first_warp)
+        named = mask & bundle.alive >> shift & FULL_WARP
+        missing += bin(named & ~(g.mask >> shift)).count("1")
+    if not missing:
+        return True
+    g.waiting = ConvergenceWait(missing)
+    return False
