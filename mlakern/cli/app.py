@@ -38,7 +38,7 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__)
+@click.version_option(__version__, prog_name="mlakern")
 def app() -> None:
     """FP8 MLA decode kernels, compiled ahead of time.
 

@@ -1,0 +1,44 @@
+"""What the package promises about itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import mlakern
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def test_every_exported_name_exists_and_is_listed() -> None:
+    for name in mlakern.__all__:
+        assert getattr(mlakern, name).__name__ == name
+        assert name in dir(mlakern)
+    with pytest.raises(AttributeError, match="no attribute 'prefill'"):
+        mlakern.prefill  # noqa: B018
+
+
+def test_import_loads_nothing_but_the_package_itself() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import mlakern; "
+        "print(sorted(m for m in set(sys.modules) - before if m.startswith('mlakern')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['mlakern']\n"
+
+
+def test_hooks_use_the_versions_of_the_extra_dev() -> None:
+    pinned = dict(
+        re.findall(r'"(mypy|ruff)==([\d.]+)"', (REPOSITORY / "pyproject.toml").read_text())
+    )
+    assert sorted(pinned) == ["mypy", "ruff"]
+    config = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())
+    hooks = {hook["id"]: hook["additional_dependencies"] for hook in config["repos"][0]["hooks"]}
+    for hook in ("ruff-check", "ruff-format"):
+        assert hooks[hook] == [f"ruff=={pinned['ruff']}"]
+    assert f"mypy=={pinned['mypy']}" in hooks["mypy"]
