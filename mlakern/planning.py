@@ -209,11 +209,13 @@ def plan(
     max_seq_len: int | None = None,
     splits: int | None = None,
     min_split_kv: int | None = None,
+    fold: int | None = None,
 ) -> Plan:
     """Plan a decode of `seq_lens` (host integers), or of `batch` requests up to `max_seq_len`.
 
     A plan made for max_seq_len stays right for any shorter lengths: a replayed CUDA graph may
-    change them in place. splits: a fixed count (1 to 256) instead of the heuristic.
+    change them in place. splits: a fixed count (1 to 256) instead of the heuristic. fold: query
+    tokens of a folded tile instead of as many as fit; packed rows have none.
 
     Raises ValueError that names the argument, what it got and what it needs.
     """
@@ -225,7 +227,18 @@ def plan(
     _check_shape(max_seq_len, num_heads, seq_len_q, multiprocessors)
     if min_split_kv is not None:
         _check_range("min_split_kv", min_split_kv, 1, MAX_SEQ_LEN)
-    query_tiles = query_tile_count(num_heads, seq_len_q, config.tile_m, config.pack_q)
+    if config.pack_q:
+        if fold is not None:
+            raise ValueError(f"fold: got {fold} with packed rows, need folded ones")
+        fold, query_tiles = 0, ceil_div(num_heads * seq_len_q, config.tile_m)
+    else:
+        largest = fold_factor(num_heads, seq_len_q, config.tile_m)
+        fold = largest if fold is None else fold
+        if not 1 <= fold <= largest or seq_len_q % fold:
+            raise ValueError(
+                f"fold: got {fold}, need a divisor of seq_len_q {seq_len_q} up to {largest}"
+            )
+        query_tiles = seq_len_q // fold
     if splits is None:
         splits = heuristic_splits(
             max_seq_len, batch, query_tiles, multiprocessors, config.tile_m, min_split_kv
@@ -237,7 +250,7 @@ def plan(
         max_seq_len=max_seq_len,
         num_heads=num_heads,
         seq_len_q=seq_len_q,
-        fold=0 if config.pack_q else fold_factor(num_heads, seq_len_q, config.tile_m),
+        fold=fold,
         query_tiles=query_tiles,
         splits=splits,
         workspace=workspace_layout(batch * seq_len_q * num_heads, splits, config.partial_dtype),

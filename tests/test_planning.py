@@ -169,6 +169,13 @@ def test_plan_of_lengths() -> None:
     assert made.workspace_size == 3 * 4 * 96 * 8 * (512 * 4 + 4)
 
 
+def test_fewer_tokens_may_be_folded() -> None:
+    made = plan(FOLDED, [300], num_heads=16, seq_len_q=4, multiprocessors=148, fold=2)
+    assert (made.fold, made.query_tiles, made.attention_grid[0]) == (2, 2, 4)
+    with pytest.raises(ValueError, match="fold: got 2 with packed rows"):
+        plan(PACKED, [300], num_heads=16, seq_len_q=4, multiprocessors=148, fold=2)
+
+
 def test_one_split_has_no_combine_and_no_workspace() -> None:
     made = plan(FOLDED, [5], num_heads=16, multiprocessors=148)
     assert made.splits == 1
@@ -247,6 +254,8 @@ def test_workspace_rule_of_the_manifest_gives_the_planned_layout(
         ({"multiprocessors": 0}, "multiprocessors: got 0"),
         ({"splits": 257}, "splits: got 257, need an integer from 1 to 256"),
         ({"splits": True}, "splits: got True"),
+        ({"fold": 3, "seq_len_q": 4}, "fold: got 3, need a divisor of seq_len_q 4 up to 4"),
+        ({"fold": 16, "seq_len_q": 16}, "fold: got 16, need a divisor of seq_len_q 16 up to 8"),
         ({"min_split_kv": 0}, "min_split_kv: got 0"),
         ({"seq_lens": None, "batch": 65536, "max_seq_len": 1}, "batch: got 65536"),
     ],

@@ -181,6 +181,7 @@ def test_a_box_row_is_the_query_row_that_the_kernel_expects(
     heads: int, tokens: int, batch: int, packed: bool, joined: bool, padding: int
 ) -> None:
     config = KernelConfig(pack_q=packed)
+    padding = 0 if packed else padding
     p = plan(
         config,
         batch=batch,
@@ -188,8 +189,9 @@ def test_a_box_row_is_the_query_row_that_the_kernel_expects(
         num_heads=heads,
         seq_len_q=tokens,
         multiprocessors=148,
+        fold=1 if padding and heads % 2 else None,
     )
-    tensors = tensors_for(p, joined=joined, token_padding=0 if packed else padding)
+    tensors = tensors_for(p, joined=joined, token_padding=padding)
     view = tensors.q_latent
     rows = query_rows(p, {"q_latent": view, "q_rope": tensors.q_rope})
     tensor_map = query_map("q_latent", view, rows)
@@ -213,6 +215,8 @@ def test_a_box_row_is_the_query_row_that_the_kernel_expects(
             assert at is None
     # A box never crosses from one row dimension into the next.
     assert tensor_map.extents[2] == 1 or rows.row_extent % rows.box_rows == 0
+    # TMA writes to multiples of 128 bytes: two rope rows of 64.
+    assert rows.box_rows % 2 == 0
 
 
 def box_address(
@@ -243,8 +247,10 @@ def test_map_rules_of_the_manifest_give_the_maps(
     heads: int, tokens: int, packed: bool, page_size: int, padding: int
 ) -> None:
     config = KernelConfig(pack_q=packed, page_size=page_size)
-    p = make_plan(config, seq_lens=[130, 9], num_heads=heads, seq_len_q=tokens)
-    tensors = tensors_for(p, token_padding=0 if packed else padding)
+    padding = 0 if packed else padding
+    fold = 1 if padding and heads % 2 else None
+    p = make_plan(config, seq_lens=[130, 9], num_heads=heads, seq_len_q=tokens, fold=fold)
+    tensors = tensors_for(p, token_padding=padding)
     got = decoded(launches(p, tensors)[0])
     q, c = tensors.q_latent.strides, tensors.c_latent.strides
     names: Mapping[str, int] = {
@@ -433,6 +439,15 @@ def test_packed_rows_refuse_padded_tokens() -> None:
     p = make_plan(KernelConfig(pack_q=True))
     with pytest.raises(ValueError, match=r"^q_latent: .*token stride = 16 \* head stride"):
         launches(p, tensors_for(p, token_padding=16))
+
+
+def test_scattered_tokens_need_an_even_number_of_heads_or_tiles_of_one_token() -> None:
+    p = make_plan(num_heads=3)
+    with pytest.raises(ValueError, match=r"^q_latent: got an odd number of heads, 3, .*fold=1"):
+        launches(p, tensors_for(p, token_padding=16))
+    single = make_plan(num_heads=3, fold=1)
+    got = decoded(launches(single, tensors_for(single, token_padding=16))[0])
+    assert (got["fold"], got["q_row_extent"], got["q_box_rows"]) == (1, 3, 64)
 
 
 def test_the_cuda_array_interface_names_no_device() -> None:

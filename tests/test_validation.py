@@ -16,9 +16,10 @@ from mlakern.config import KernelConfig
 from mlakern.manifest import Manifest
 from mlakern.planning import plan as make_plan
 from mlakern.planning import workspace_rule
-from mlakern.reference import Attention, Numerics, Result, exact, modelled
+from mlakern.reference import Numerics, Result, exact, modelled
 from mlakern.tensormap import TensorMap
-from mlakern.validation.backends import CannotRunError, launches_of, place
+from mlakern.validation.backends import CannotRunError, launches_of, mapped_ranges, place
+from mlakern.validation.buffers import Buffer
 from mlakern.validation.compare import BOUNDS, Measured, Output, compare
 from mlakern.validation.problem import LAYOUTS, Problem, ProblemSpec, make_problem
 from mlakern.validation.run import validate
@@ -253,12 +254,9 @@ class ModelBackend:
         assert [m.extents[0] for m in maps] == [512, 64, 512, 64]
         config = entry.manifest.config
         numerics = Numerics(splits=p.plan.splits, out_dtype=config.out_dtype)
-        result = modelled(self.seen(p), numerics)
+        result = modelled(p.attention, numerics)
         out = (result.out + self.offset).astype(ml_dtypes.bfloat16)
         return Output(out, "bfloat16", result.lse.astype(np.float32))
-
-    def seen(self, p: Problem) -> Attention:
-        return p.attention
 
 
 def fake_entry(config: KernelConfig | None = None) -> FakeEntry:
@@ -308,6 +306,13 @@ def test_buffers_are_placed_apart_and_aligned() -> None:
     spans = sorted((addresses[b.name], addresses[b.name] + b.image.nbytes) for b in buffers)
     assert all(end + 4096 <= start for (_, end), (start, _) in itertools.pairwise(spans))
     assert all(a % 256 == 0 and a > 1 << 32 for a in addresses.values())
+
+
+def test_mapped_ranges_hold_the_pieces_and_little_else() -> None:
+    pieces = (slice(0, 20), slice(24, 40), slice(52, 60), slice(100, 104))
+    buffer = Buffer("table", np.zeros(110, np.uint8), pieces=pieces)
+    assert mapped_ranges(buffer) == [(0, 40), (48, 60), (96, 104)]
+    assert mapped_ranges(Buffer("whole", np.zeros(9, np.uint8))) == [(0, 9)]
 
 
 def test_a_pool_above_four_gibibytes_costs_only_its_pages() -> None:

@@ -92,12 +92,13 @@ def mla_decode(
         out = _torch_empty("out", query, q_latent, (*queries.shape[:3], LATENT_DIM), "bfloat16")
     if wants_lse and lse is None:
         lse = _torch_empty("lse", query, q_latent, queries.shape[:3], "float32")
+    # Packed rows need tokens that follow each other; folded ones serve any strides.
+    uniform = rows_are_uniform(queries, seq_len_q)
     config = KernelConfig(
         arch=driver.architecture(device),
         page_size=_page_size(kv_cache, c_latent),
         mask=mask.kind,
-        # Packed rows need tokens that follow each other; folded ones serve any strides.
-        pack_q=choose_pack_q(num_heads, seq_len_q) and rows_are_uniform(queries, seq_len_q),
+        pack_q=choose_pack_q(num_heads, seq_len_q) and uniform,
         out_dtype=_out_dtype(as_view("out", out)),
     )
     decode = _loaded_decode(config, device, stream)
@@ -107,6 +108,7 @@ def mla_decode(
         batch=batch,
         max_seq_len=max_seq_len,
         min_split_kv=min_split_kv,
+        fold=1 if num_heads % 2 and not uniform else None,
     )
     decode(
         query,

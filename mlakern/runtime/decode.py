@@ -65,6 +65,7 @@ class Decode:
         max_seq_len: int | None = None,
         splits: int | None = None,
         min_split_kv: int | None = None,
+        fold: int | None = None,
     ) -> Plan:
         """mlakern.planning.plan for this device; seq_lens are host integers."""
         return make_plan(
@@ -77,6 +78,7 @@ class Decode:
             max_seq_len=max_seq_len,
             splits=splits,
             min_split_kv=min_split_kv,
+            fold=fold,
         )
 
     def __call__(
@@ -135,23 +137,24 @@ class Decode:
 def load(store: Store, config: KernelConfig, device: int | None = None) -> Decode:
     """Load the kernels of `config` onto a device (default: the current one), at once.
 
+    Calls run in the context that is current then; a thread without one gets the device's primary
+    context for loading, and must make it current to launch (torch and CuPy do).
+
     Raises ValueError if the configuration is for another architecture, the store's errors if it
     has no intact kernel, driver.DriverUnavailableError without a driver.
     """
-    if device is None:
-        device = driver.current_device()
-    else:
-        driver.use_device(device)
-    arch = driver.architecture(device)
-    if config.arch != arch:
-        raise ValueError(
-            f"config: got a kernel for {config.arch}, need one for {arch}, device {device}; "
-            f"try config.with_axes(arch={arch!r})"
-        )
-    entry = store.find(config)
-    library = driver.Library(entry.load_cubin(driver.driver_version()))
-    kernels = {}
-    for facts in entry.manifest.kernels:
-        kernels[facts.entry] = library.kernel(facts.entry)
-        kernels[facts.entry].reserve_shared(facts.dynamic_shared)
+    device = driver.current_device() if device is None else device
+    with driver.device_context(device):
+        arch = driver.architecture(device)
+        if config.arch != arch:
+            raise ValueError(
+                f"config: got a kernel for {config.arch}, need one for {arch}, device {device}; "
+                f"try config.with_axes(arch={arch!r})"
+            )
+        entry = store.find(config)
+        library = driver.Library(entry.load_cubin(driver.driver_version()))
+        kernels = {}
+        for facts in entry.manifest.kernels:
+            kernels[facts.entry] = library.kernel(facts.entry)
+            kernels[facts.entry].reserve_shared(facts.dynamic_shared)
     return Decode(entry.manifest, kernels, device)

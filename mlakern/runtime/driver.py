@@ -7,7 +7,8 @@ Source: CUDA Driver API, "Library Management", "Execution Control", "Tensor Map 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
@@ -70,24 +71,36 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """The ordinal of the current context's device; makes device 0's primary context current if
-    the thread has none.
-    """
+    """The ordinal of the current context's device; 0 if the thread has no context."""
     driver = bindings()
-    context = check("cuCtxGetCurrent", driver.cuCtxGetCurrent())
-    if int(context) == 0:
-        use_device(0)
+    if int(check("cuCtxGetCurrent", driver.cuCtxGetCurrent())) == 0:
+        return 0
     return int(check("cuCtxGetDevice", driver.cuCtxGetDevice()))
 
 
-def use_device(ordinal: int) -> None:
-    """Make the primary context of a device current on this thread."""
+@contextmanager
+def device_context(ordinal: int) -> Iterator[None]:
+    """A context of this device is current inside: the caller's if it is one, else the primary."""
     driver = bindings()
     if not 0 <= ordinal < device_count():
         raise DriverUnavailableError(f"device: got {ordinal}, need one of {device_count()} devices")
+    context = check("cuCtxGetCurrent", driver.cuCtxGetCurrent())
+    if int(context) and current_device() == ordinal:
+        yield
+        return
+    check("cuCtxPushCurrent", driver.cuCtxPushCurrent(_primary_context(ordinal)))
+    try:
+        yield
+    finally:
+        check("cuCtxPopCurrent", driver.cuCtxPopCurrent())
+
+
+@cache
+def _primary_context(ordinal: int) -> Any:
+    """Retained once, for the life of the process."""
+    driver = bindings()
     device = check("cuDeviceGet", driver.cuDeviceGet(ordinal))
-    context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
-    check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
+    return check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
 
 
 @cache

@@ -3,7 +3,8 @@
 All elements are bytes (e4m3 values are never interpreted on the way). Dimensions are innermost
 first. Query rows of a tile are numbered as the planner folds or packs them; where one stride steps
 through all of them they are one dimension, else heads and tokens are two and a box holds
-gcd(H, 64) rows so that it never crosses a token. Rows outside arrive as zeros: the padding of a
+gcd(H, 64) rows so that it never crosses a token (H must be even then: TMA writes to multiples of
+128 bytes of shared memory). Rows outside arrive as zeros: the padding of a
 partial tile costs nothing to fill.
 """
 
@@ -63,7 +64,8 @@ def rows_are_uniform(query: ArrayView, tokens: int) -> bool:
 def query_rows(plan: Plan, queries: Mapping[str, ArrayView]) -> QueryRows:
     """How the rows of `queries` (by argument name, [B, Sq, H, columns]) are cut into boxes.
 
-    Raises ValueError for packed rows of a tensor whose tokens do not follow each other.
+    Raises ValueError for packed rows, or an odd number of heads with several tokens in a tile, of
+    a tensor whose tokens do not follow each other.
     """
     heads, tokens = plan.num_heads, plan.seq_len_q
     tile_tokens = tokens if plan.config.pack_q else plan.fold
@@ -74,6 +76,12 @@ def query_rows(plan: Plan, queries: Mapping[str, ArrayView]) -> QueryRows:
             f"{scattered[0]}: got a token stride of {token_stride} bytes and a head stride of "
             f"{head_stride}, need token stride = {heads} * head stride for packed rows; "
             "try a kernel with folded rows"
+        )
+    if scattered and heads % 2:
+        # A box of one row would put rope rows at odd multiples of 64 bytes of shared memory.
+        raise ValueError(
+            f"{scattered[0]}: got an odd number of heads, {heads}, with tokens that do not follow "
+            f"each other, need token stride = {heads} * head stride; try plan(fold=1)"
         )
     row_extent = heads if scattered else tile_tokens * heads
     return QueryRows(

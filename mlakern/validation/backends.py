@@ -75,10 +75,9 @@ class EmulatorBackend:
         for buffer in problem.buffers:
             image = buffer.image.copy() if buffer.writable else buffer.image
             images[buffer.name] = image
-            for piece in buffer.pieces:
-                start, stop, _ = piece.indices(len(image))
+            for start, stop in mapped_ranges(buffer):
                 memory.add(
-                    f"{buffer.name}[{start}:{stop}]" if len(buffer.pieces) > 1 else buffer.name,
+                    f"{buffer.name}[{start}:{stop}]",
                     image[start:stop],
                     writable=buffer.writable,
                     address=addresses[buffer.name] + start,
@@ -107,6 +106,18 @@ def place(buffers: tuple[Buffer, ...]) -> dict[str, int]:
         addresses[buffer.name] = cursor
         cursor += -(-buffer.image.nbytes // _SPACING) * _SPACING + _SPACING
     return addresses
+
+
+def mapped_ranges(buffer: Buffer) -> list[tuple[int, int]]:
+    """The pieces as byte ranges that start at multiples of 16 and do not overlap."""
+    ranges: list[tuple[int, int]] = []
+    for piece in buffer.pieces:
+        start, stop, _ = piece.indices(len(buffer.image))
+        start -= start % 16
+        if ranges and start < ranges[-1][1]:
+            start, _ = ranges.pop()
+        ranges.append((start, stop))
+    return ranges
 
 
 def launches_of(

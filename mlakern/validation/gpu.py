@@ -30,26 +30,29 @@ class GpuBackend:
 
     def execute(self, entry: Entry, problem: Problem) -> Output:
         """Copies the problem to the device, launches and waits; CannotRunError for other GPUs."""
-        manifest = entry.manifest
-        reason = cannot_run_reason(manifest.config.arch, self.device)
+        reason = cannot_run_reason(entry.manifest.config.arch, self.device)
         if reason:
             raise CannotRunError(reason)
-        driver.use_device(self.device)
+        with driver.device_context(self.device):
+            return self._execute(entry, problem)
+
+    def _execute(self, entry: Entry, problem: Problem) -> Output:
         library = driver.Library(entry.load_cubin(driver.driver_version()))
-        allocations: dict[str, int] = {}
+        device = f"cuda:{self.device}"
+        addresses: dict[str, int] = {}
         try:
             for buffer in problem.buffers:
-                allocations[buffer.name] = _upload(buffer)
-            for launch in launches_of(manifest, problem, allocations, f"cuda:{self.device}"):
+                addresses[buffer.name] = _upload(buffer)
+            for launch in launches_of(entry.manifest, problem, addresses, device):
                 kernel = library.kernel(launch.entry)
                 kernel.reserve_shared(launch.dynamic_shared)
                 driver.run_launch(kernel, launch, stream=0)
             driver.synchronize()
             images = {
-                b.name: _download(allocations[b.name], b) for b in problem.buffers if b.writable
+                b.name: _download(addresses[b.name], b) for b in problem.buffers if b.writable
             }
         finally:
-            for address in allocations.values():
+            for address in addresses.values():
                 driver.free(address)
         return output_of(problem, images)
 
