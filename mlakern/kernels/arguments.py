@@ -32,35 +32,35 @@ class Arguments:
     """
 
     def __init__(self, signature: Sequence[Parameter], values: Sequence[Any]) -> None:
-        self.signature = tuple(signature)
-        self.values = tuple(values)
-        self.by_name = dict(
-            zip((parameter.name for parameter in signature), self.values, strict=True)
+        self._signature = tuple(signature)
+        self._values = tuple(values)
+        self._by_name = dict(
+            zip((parameter.name for parameter in signature), self._values, strict=True)
         )
 
     def __getattr__(self, name: str) -> Any:
-        by_name: Mapping[str, Any] = self.__dict__.get("by_name", {})
+        by_name: Mapping[str, Any] = self.__dict__.get("_by_name", {})
         if name not in by_name:
             raise AttributeError(f"no kernel parameter named {name!r}")
         return by_name[name]
 
     def __extract_mlir_values__(self) -> list[ir.Value]:
-        return [_ir_value(value) for value in self.values]
+        return [_ir_value(value) for value in self._values]
 
     def __extract_mlir_attributes__(self) -> list[ir.DictAttr]:
         grid_constant = ir.DictAttr.get({"cuda.grid_constant": ir.UnitAttr.get()})
         plain = ir.DictAttr.get({})
         return [
             grid_constant if parameter.kind is Kind.TENSOR_MAP else plain
-            for parameter in self.signature
+            for parameter in self._signature
         ]
 
     def __new_from_mlir_values__(self, values: list[ir.Value]) -> Arguments:
         rebuilt = [
             _from_ir_value(template, value)
-            for template, value in zip(self.values, values, strict=True)
+            for template, value in zip(self._values, values, strict=True)
         ]
-        return Arguments(self.signature, rebuilt)
+        return Arguments(self._signature, rebuilt)
 
 
 def placeholders(signature: Sequence[Parameter], element_types: Mapping[str, type]) -> Arguments:

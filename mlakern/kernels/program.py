@@ -17,7 +17,7 @@ from mlakern.signature import ATTENTION, COMBINE
 # The names that the entries begin with; the DSL appends a number.
 ENTRY_PREFIX = {"attention": "mla_decode_attention", "combine": "mla_decode_combine"}
 
-_DTYPES: dict[str, type] = {
+DTYPES: dict[str, type] = {
     "float32": cutlass.Float32,
     "float16": cutlass.Float16,
     "bfloat16": cutlass.BFloat16,
@@ -57,8 +57,8 @@ def _element_types(config: KernelConfig) -> dict[str, type]:
     return {
         "block_tables": cutlass.Int32,
         "seq_lens": cutlass.Int32,
-        "out": _DTYPES[config.out_dtype],
+        "out": DTYPES[config.out_dtype],
         "lse": cutlass.Float32,
-        "partial_out": _DTYPES[config.partial_dtype],
+        "partial_out": DTYPES[config.partial_dtype],
         "partial_lse": cutlass.Float32,
     }
