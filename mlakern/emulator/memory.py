@@ -74,7 +74,10 @@ class Store:
         count = len(values) if type(values) is list else 1
         index = self.index(offsets, size * count, "write")
         if count > 1:
-            values = np.stack(np.broadcast_arrays(*values), axis=1)
+            rows = np.empty((len(index), count), UNSIGNED[8 * size])
+            for number, column in enumerate(values):
+                rows[:, number] = column
+            values = rows
         try:
             self.view(size, count)[index] = values
         except IndexError:
@@ -277,7 +280,8 @@ class GlobalMemory:
             buffer.store.store_lanes(offsets, size, values)
             return
         columns = values if type(values) is list else [values]
-        columns = [np.broadcast_to(column, addresses.shape) for column in columns]
+        dtype = UNSIGNED[8 * size]
+        columns = [np.broadcast_to(np.array(c, dtype), addresses.shape) for c in columns]
         for lane, address in enumerate(addresses.tolist()):
             buffer = self.find(address, row, "write", lane)
             buffer.store.store(address - buffer.address, size, [int(c[lane]) for c in columns])
