@@ -21,6 +21,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mlakern.emulator.observer import Fence
+
 SEEN, PROXIED, TENSOR = 0, 1, 2
 PLANES = 3
 
@@ -38,8 +40,11 @@ class Clocks:
     numbered as they appear. Rows: warps, then one tensor pipe for each CTA.
     """
 
-    def __init__(self, warps: int, ctas: int) -> None:
+    def __init__(self, warps: int, ctas: int, tcgen05_fences: bool) -> None:
         self.warps = warps
+        self._tcgen05_fences = tcgen05_fences
+        self._published: dict[int, Knowledge] = {}  # what a warp's relaxed arrivals release
+        self._unacquired: dict[int, Knowledge] = {}  # what its relaxed waits have met
         self._names: dict[Name, int] = {}
         self._capacity = max(_FIRST_CAPACITY, 2 * _WARP_AGENTS * warps)
         self._agents = _WARP_AGENTS * warps
@@ -65,12 +70,6 @@ class Clocks:
         """A warp itself: its accesses to shared memory go through the generic proxy."""
         return agent < _WARP_AGENTS * self.warps and agent % _WARP_AGENTS == 0
 
-    def generic_agents(self) -> NDArray[np.bool_]:
-        """Mask of the warps themselves over all agents."""
-        mask = np.zeros(self._capacity, np.bool_)
-        mask[0 : _WARP_AGENTS * self.warps : _WARP_AGENTS] = True
-        return mask
-
     def issuer(self, agent: int) -> int | None:
         """The warp whose tcgen05.ld or .st the agent stands for, if that is what it is."""
         if agent < _WARP_AGENTS * self.warps and agent % _WARP_AGENTS:
@@ -94,23 +93,53 @@ class Clocks:
     def pipe_row(self, cta: int) -> int:
         return self.warps + cta
 
-    def tick(self, warp: int) -> None:
-        """Later accesses of the warp are not covered by what it has published so far."""
-        agent = self.warp(warp)
-        self.epoch[agent] += 1
-        self.know[SEEN, warp, agent] = self.know[TENSOR, warp, agent] = self.epoch[agent]
-
-    def complete(self, agent: int, warp: int) -> None:
-        """The warp has waited for all of an agent's operations so far."""
-        self.know[:, warp, agent] = self.epoch[agent]
+    def complete(self, agent: int, knowledge: Knowledge) -> None:
+        """Add to knowledge that all of an agent's operations so far are over."""
+        knowledge[:, agent] = self.epoch[agent]
         self.epoch[agent] += 1
 
-    def learn(self, row: int, message: Knowledge, fences: bool) -> None:
-        """Take over what somebody published; with ``fences`` the TENSOR plane needs a fence."""
+    def release(self, warp: int, relaxed: bool) -> Knowledge:
+        """What an arrival of the warp publishes; relaxed: no more than a fence did before."""
+        if relaxed:
+            return self._published.get(warp, self.blank())
+        message = self.know[:, warp].copy()
+        self._tick(warp)
+        return message
+
+    def acquire(self, warp: int, message: Knowledge, relaxed: bool) -> None:
+        """A wait of the warp succeeds; relaxed: it has learnt once it executes a fence."""
+        if relaxed:
+            met = self.fit(self._unacquired.get(warp, message))
+            self._unacquired[warp] = np.maximum(met, self.fit(message))
+        else:
+            self.learn(warp, message)
+
+    def fence(self, warp: int, kind: Fence) -> None:
+        know = self.know[:, warp]
+        if kind is Fence.PROXY_ASYNC:
+            np.maximum(know[PROXIED], know[SEEN], out=know[PROXIED])
+        elif kind is Fence.AFTER_THREAD_SYNC:
+            np.maximum(know[TENSOR], know[SEEN], out=know[TENSOR])
+            if warp in self._unacquired:  # after a relaxed wait it orders tensor memory only
+                met = self.fit(self._unacquired[warp])
+                np.maximum(know[TENSOR], met[SEEN], out=know[TENSOR])
+        elif kind is Fence.BEFORE_THREAD_SYNC:
+            released = self.fit(self._published.get(warp, self.blank())).copy()
+            asynchronous = ~self._generic_agents()
+            released[:, asynchronous] = know[:, asynchronous]
+            self._published[warp] = released
+        else:
+            if kind is Fence.THREAD and warp in self._unacquired:
+                self.learn(warp, self._unacquired.pop(warp))
+            self._published[warp] = know.copy()
+        self._tick(warp)
+
+    def learn(self, warp: int, message: Knowledge) -> None:
+        """Take over what somebody published."""
         message = self.fit(message)
-        know = self.know[:, row]
+        know = self.know[:, warp]
         np.maximum(know[:TENSOR], message[:TENSOR], out=know[:TENSOR])
-        if not fences:
+        if not self._tcgen05_fences:
             np.maximum(know[TENSOR], message[SEEN], out=know[TENSOR])
 
     def fit(self, message: Knowledge) -> Knowledge:
@@ -123,6 +152,18 @@ class Clocks:
 
     def blank(self) -> Knowledge:
         return np.zeros((PLANES, self._capacity), np.int64)
+
+    def _tick(self, warp: int) -> None:
+        """Later accesses of the warp are not covered by what it has published so far."""
+        agent = self.warp(warp)
+        self.epoch[agent] += 1
+        self.know[SEEN, warp, agent] = self.know[TENSOR, warp, agent] = self.epoch[agent]
+
+    def _generic_agents(self) -> NDArray[np.bool_]:
+        """Mask of the warps themselves over all agents."""
+        mask = np.zeros(self._capacity, np.bool_)
+        mask[0 : _WARP_AGENTS * self.warps : _WARP_AGENTS] = True
+        return mask
 
     def _grow(self) -> None:
         planes, rows, capacity = self.know.shape

@@ -29,6 +29,7 @@ _SITE_SHIFT = 32
 _ATOMIC = 1 << 51
 _AGENT_SHIFT = 52
 _EPOCH = (1 << _SITE_SHIFT) - 1
+_WORTH_A_LOOK = 256  # cells
 
 
 def stamp(agent: Stamps | int, epoch: Stamps | int, site: int, atomic: bool = False) -> Stamps:
@@ -62,13 +63,22 @@ class Judge:
     row: Stamps | int
     exempt: Stamps | int = -1
 
-    def late(self, stamps: Stamps) -> Late:
-        """True for accesses that may still happen at the time of the current one."""
+    def late(self, stamps: Stamps) -> Late | None:
+        """True for accesses that may still happen at the time of the current one; None: no such."""
+        if stamps.size > _WORTH_A_LOOK:
+            # Mostly one instruction touched all columns of a lane: then one column stands for them.
+            one = stamps[:1] if stamps.ndim == 1 else stamps[..., :1, :]
+            if (stamps == one).all() and self._late(one) is None:
+                return None
+        return self._late(stamps)
+
+    def _late(self, stamps: Stamps) -> Late | None:
         agents = stamps >> _AGENT_SHIFT
         late: Late = (stamps & _EPOCH) > self.known.take(agents + self.row)
-        if late.any():
-            late &= agents != self.exempt
-        return late
+        if not late.any():
+            return None
+        late &= agents != self.exempt
+        return late if late.any() else None
 
 
 @dataclass(frozen=True)
@@ -90,21 +100,23 @@ class Shadow:
         self._write: Stamps = np.zeros(shape, np.int64)
         self._reads: Stamps = np.zeros((READERS, *shape), np.int64)
 
-    def read(self, where: Where, mine: Stamps, writes: Judge, reads: Judge) -> Conflict | None:
+    def read(
+        self, where: Where, mine: Stamps, writes: Judge, reads: Judge, slot: Stamps | int = 0
+    ) -> Conflict | None:
         """Record a read of cells. mine: its stamp, or one for each cell.
 
         writes, reads: judges of earlier writes and of earlier reads (which only make room).
+        slot: where to remember the read first. Agents that read the same cells in one instruction
+        need different ones.
         """
         earlier = self._write[where]
         late = writes.late(earlier)
-        if late.any():
+        if late is not None:
             return _first(earlier, late, wrote=True)
-        # The four warps of a warpgroup read the same cells in one instruction: a slot for each.
-        slot = (mine >> _AGENT_SHIFT) // 3 % READERS
-        place = (int(slot) if slot.ndim == 0 else slot, *where)
+        place = (slot, *where)
         occupied = self._reads[place]
         late = reads.late(occupied)
-        if late.any():
+        if late is not None:
             self._make_room(slot, where, occupied, late, reads)
         self._reads[place] = mine
         return None
@@ -115,7 +127,7 @@ class Shadow:
         """Record a write; atomics are not ordered with each other and need not be."""
         earlier = self._write[where]
         late = writes.late(earlier)
-        if late.any():
+        if late is not None:
             if atomic:
                 late &= (earlier & _ATOMIC) == 0
             if late.any():
@@ -124,7 +136,7 @@ class Shadow:
         readers = self._reads[everyone]
         if readers.any():
             late = reads.late(readers)
-            if late.any():
+            if late is not None:
                 return _first(readers, late, wrote=False)
             self._reads[everyone] = 0
         self._write[where] = mine
@@ -137,13 +149,16 @@ class Shadow:
         return None
 
     def _make_room(
-        self, slot: Stamps, where: Where, occupied: Stamps, late: Late, reads: Judge
+        self, slot: Stamps | int, where: Where, occupied: Stamps, late: Late, reads: Judge
     ) -> None:
-        """Move reads that are not known to the new reader to slots that it may use."""
+        """Move reads that the new reader does not know of to slots that it may use."""
         for other in range(READERS):
             place = (other, *where)
             entries = self._reads[place]
-            free = late & ~reads.late(entries) & (slot != other)
+            taken = reads.late(entries)
+            free = late & (slot != other)
+            if taken is not None:
+                free &= ~taken
             if free.any():
                 self._reads[place] = np.where(free, occupied, entries)
                 late = late & ~free

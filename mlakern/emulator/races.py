@@ -49,6 +49,7 @@ from mlakern.emulator.race_clocks import PROXIED, SEEN, TENSOR, Clocks, Knowledg
 from mlakern.emulator.race_report import Describer, Race, RaceError, barrier_name
 from mlakern.emulator.race_shadow import (
     MAX_SITES,
+    READERS,
     Conflict,
     Judge,
     Shadow,
@@ -101,14 +102,12 @@ class RaceDetector:
 
     def begin(self, ctas: int, warps_per_cta: int, shared_bytes: int) -> None:
         self._warps_per_cta = warps_per_cta
-        self._clocks = Clocks(ctas * warps_per_cta, ctas)
+        self._clocks = Clocks(ctas * warps_per_cta, ctas, self._needs_fences)
         self._describe = Describer(self._clocks, warps_per_cta)
         self._shared = [Shadow(((shared_bytes + 3) // 4,)) for _ in range(ctas)]
         self._tensor: dict[int, Shadow] = {}
         self._barriers: dict[Barrier, Phases] = {}
         self._initialised: dict[Barrier, _Initialised] = {}
-        self._published: dict[int, Knowledge] = {}  # what a warp's relaxed arrivals release
-        self._unacquired: dict[int, Knowledge] = {}  # what its relaxed waits have met
 
     def end(self) -> None:
         self.begin(1, 1, 0)
@@ -135,7 +134,8 @@ class RaceDetector:
         judge = self._judge(SEEN, rows)
         shadow = self._shared[cta]
         if access is Access.READ:
-            conflict = shadow.read((granules,), mine, judge, judge)
+            # A warpgroup often reads the same words: each of its warps has a slot of its own.
+            conflict = shadow.read((granules,), mine, judge, judge, rows % READERS)
         else:
             conflict = shadow.write((granules,), mine, judge, judge, atomic)
         if conflict:
@@ -180,26 +180,20 @@ class RaceDetector:
         clocks, cta = self._clocks, warp // self._warps_per_cta
         agent = clocks.named(("pipe", cta))
         knowledge = clocks.know[:, clocks.pipe_row(cta)].copy()
-        knowledge[:, agent] = clocks.epoch[agent]
-        clocks.epoch[agent] += 1
+        clocks.complete(agent, knowledge)
         return _Completion(knowledge, site, warp)
 
     def tmem_load(self, site: Site, warps: Warps, cells: Cells) -> None:
-        for warp, mine in _by_warp(warps, cells):
-            agent = self._clocks.loads(warp)
-            packed = stamp(agent, int(self._clocks.epoch[agent]), self._site(site))
-            self._cells(mine, warp, packed, -1, read=True)
+        self._warps_cells(site, warps, cells, read=True)
 
     def tmem_store(self, site: Site, warps: Warps, cells: Cells) -> None:
-        for warp, mine in _by_warp(warps, cells):
-            agent = self._clocks.stores(warp)
-            packed = stamp(agent, int(self._clocks.epoch[agent]), self._site(site))
-            self._cells(mine, warp, packed, agent, read=False)
+        self._warps_cells(site, warps, cells, read=False)
 
     def tmem_wait(self, warps: Iterable[int], loads: bool) -> None:
         clocks = self._clocks
         for warp in warps:
-            clocks.complete(clocks.loads(warp) if loads else clocks.stores(warp), warp)
+            agent = clocks.loads(warp) if loads else clocks.stores(warp)
+            clocks.complete(agent, clocks.know[:, warp])
 
     def tmem_free(self, site: Site, warp: int, cells: Cells) -> None:
         agent = self._clocks.warp(warp)
@@ -219,11 +213,7 @@ class RaceDetector:
         phases = self._phases(barrier)
         for warp in warps:
             self._check_usable(site, warp, barrier, self._clocks.know[SEEN, warp])
-            if release:
-                phases.arrive(self._clocks.know[:, warp])
-                self._clocks.tick(warp)
-            elif warp in self._published:
-                phases.arrive(self._published[warp])
+            phases.arrive(self._clocks.release(warp, relaxed=not release))
 
     def arrive_ticket(self, ticket: Ticket, barrier: Barrier) -> None:
         assert isinstance(ticket, _Completion)
@@ -241,40 +231,18 @@ class RaceDetector:
         completed = self._phases(barrier).completed
         for warp in warps:
             self._check_usable(site, warp, barrier, clocks.know[SEEN, warp])
-            if acquire:
-                clocks.learn(warp, completed, self._needs_fences)
-            else:
-                met = clocks.fit(self._unacquired.get(warp, completed))
-                self._unacquired[warp] = np.maximum(met, clocks.fit(completed))
+            clocks.acquire(warp, completed, relaxed=not acquire)
 
     def join(self, warp: int, ticket: Ticket) -> None:
         assert isinstance(ticket, _Completion)
-        self._clocks.learn(warp, ticket.knowledge, self._needs_fences)
+        self._clocks.learn(warp, ticket.knowledge)
 
     def fence(self, warps: Iterable[int], kind: Fence) -> None:
-        clocks = self._clocks
         for warp in warps:
-            know = clocks.know[:, warp]
-            if kind is Fence.PROXY_ASYNC:
-                np.maximum(know[PROXIED], know[SEEN], out=know[PROXIED])
-            elif kind is Fence.AFTER_THREAD_SYNC:
-                np.maximum(know[TENSOR], know[SEEN], out=know[TENSOR])
-                if warp in self._unacquired:  # after a relaxed wait it orders tensor memory only
-                    met = clocks.fit(self._unacquired[warp])
-                    np.maximum(know[TENSOR], met[SEEN], out=know[TENSOR])
-            elif kind is Fence.BEFORE_THREAD_SYNC:
-                released = clocks.fit(self._published.get(warp, clocks.blank())).copy()
-                tensor = ~clocks.generic_agents()
-                released[:, tensor] = know[:, tensor]
-                self._published[warp] = released
-            else:
-                if kind is Fence.THREAD and warp in self._unacquired:
-                    clocks.learn(warp, self._unacquired.pop(warp), self._needs_fences)
-                self._published[warp] = know.copy()
+            self._clocks.fence(warp, kind)
             if kind in (Fence.PROXY_ASYNC, Fence.MBARRIER_INIT):
                 for initialised in self._initialised.values():
                     initialised.fenced |= initialised.warp == warp
-            clocks.tick(warp)
 
     # How accesses are judged and recorded
 
@@ -287,8 +255,7 @@ class RaceDetector:
         for region in regions:
             self._asynchronous(warp, region, mine, read)
         knowledge = clocks.know[:, warp].copy()
-        knowledge[:, agent] = clocks.epoch[agent]
-        clocks.epoch[agent] += 1
+        clocks.complete(agent, knowledge)
         return _Completion(knowledge, site, warp)
 
     def _asynchronous(
@@ -298,8 +265,7 @@ class RaceDetector:
         where = (region.granules,)
         writes, reads = self._judge(PROXIED, warp, exempt), self._judge(SEEN, warp, exempt)
         shadow = self._shared[region.cta]
-        record = shadow.read if read else shadow.write
-        conflict = record(where, mine, writes, reads)
+        conflict = (shadow.read if read else shadow.write)(where, mine, writes, reads)
         if conflict:
             granule = conflict.cell
             if isinstance(region.granules, slice):
@@ -309,16 +275,23 @@ class RaceDetector:
             place = f"shared memory of CTA {region.cta} at {granule * 4:#x}"
             self._report(conflict, int(mine), read, place, warp, PROXIED)
 
+    def _warps_cells(self, site: Site, warps: Warps, cells: Cells, read: bool) -> None:
+        """tcgen05.ld or .st; ``warps`` is one, or one for each lane of the cells."""
+        rows: Any = warps if isinstance(warps, int) else warps.astype(np.int64)
+        agents = self._clocks.loads(rows) if read else self._clocks.stores(rows)
+        mine = stamp(agents, self._clocks.epoch[agents], self._site(site))
+        self._cells(cells, rows, mine, -1 if read else agents, read)
+
     def _cells(
         self,
         cells: Cells,
-        warp: int,
+        rows: Any,
         mine: Stamps,
-        exempt: int,
+        exempt: Any,
         read: bool,
         plane: int = TENSOR,
     ) -> None:
-        """An access to tensor memory, issued by ``warp``."""
+        """An access to tensor memory, issued by warp ``rows`` or by one warp for each lane."""
         shadow = self._tensor.get(cells.cta)
         if shadow is None:
             shadow = self._tensor[cells.cta] = Shadow((EXCLUSIVE_COLUMNS, LANES))
@@ -328,9 +301,9 @@ class RaceDetector:
             where = (columns, lanes)
         else:
             where = (np.arange(columns.start, columns.stop)[:, None], lanes[None, :])
-        judge = self._judge(plane, warp, exempt)
-        record = shadow.read if read else shadow.write
-        conflict = record(where, mine, judge, judge)
+        judge = self._judge(plane, rows, exempt)
+        # A quadrant's cells have one reader an instruction, so that any slot will do.
+        conflict = (shadow.read if read else shadow.write)(where, mine, judge, judge)
         if conflict:
             every = np.arange(LANES)[lanes]
             column, position = divmod(conflict.cell, len(every))
@@ -338,9 +311,11 @@ class RaceDetector:
                 f"tensor memory of CTA {cells.cta} at column {cells.column + column}, "
                 f"lane {every[position]}"
             )
-            self._report(conflict, int(mine), read, place, warp, plane)
+            culprit = int(np.broadcast_to(mine, len(every))[position])
+            row = int(np.broadcast_to(rows, len(every))[position])
+            self._report(conflict, culprit, read, place, row, plane)
 
-    def _judge(self, plane: int, rows: int | Stamps, exempt: int = -1) -> Judge:
+    def _judge(self, plane: int, rows: int | Stamps, exempt: Stamps | int = -1) -> Judge:
         known = self._clocks.know[plane]
         return Judge(known.reshape(-1), rows * known.shape[1], exempt)
 
@@ -413,16 +388,3 @@ class RaceDetector:
         if key not in self._reported:
             self._reported.add(key)
             self.races.append(race)
-
-
-def _by_warp(warps: Warps, cells: Cells) -> Iterable[tuple[int, Cells]]:
-    """The part of each warp in an access by one warp, or by one warp for each lane."""
-    if isinstance(warps, int):
-        yield warps, cells
-        return
-    lanes = np.arange(LANES)[cells.lanes]
-    for warp in np.unique(warps):
-        own = lanes[warps == warp]
-        contiguous = int(own[-1]) - int(own[0]) + 1 == len(own)
-        chosen = slice(int(own[0]), int(own[-1]) + 1) if contiguous else own
-        yield int(warp), cells._replace(lanes=chosen)

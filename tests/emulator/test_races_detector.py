@@ -312,6 +312,16 @@ def test_a_commit_covers_earlier_mmas_only(m: Machine) -> None:
     assert "shared memory of CTA 0 at 0x960" in text
 
 
+def test_a_commit_carries_what_the_issuing_warp_knew(m: Machine) -> None:
+    m.finish(m.tma(2), FULL)
+    m.wait(0, FULL)
+    m.mma(0)
+    m.finish(m.commit(0), FREE)
+    m.wait(1, FREE)
+    m.load(1)  # the operand was there before the MMA read it
+    race_of(lambda: m.load(3))
+
+
 def test_a_bulk_store_reads_until_it_has_been_waited_for(m: Machine) -> None:
     m.store(0)
     assert "fence.proxy.async" in race_of(
