@@ -102,7 +102,7 @@ class Clocks:
         """What an arrival of the warp publishes; relaxed: no more than a fence did before."""
         if relaxed:
             return self._published.get(warp, self.blank())
-        message = self.know[:, warp].copy()
+        message: Knowledge = self.know[:, warp].copy()
         self._tick(warp)
         return message
 
