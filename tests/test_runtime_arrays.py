@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,6 @@ def test_dlpack_types(name: str) -> None:
 
 
 def test_dlpack_gives_the_capsule_back() -> None:
-    import sys
-
     array = np.zeros(5, np.int32)
     before = sys.getrefcount(array)
     for _ in range(10):
@@ -67,6 +66,25 @@ def test_dlpack_refusals_name_the_argument() -> None:
         as_view("out", frozen)
     with pytest.raises(ValueError, match=r"^lse: got list, need an array with __dlpack__"):
         as_view("lse", [1.0])
+
+
+def test_torch_tensors_are_read_by_their_own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        shape, dtype, device = (2, 3), "torch.float8_e4m3fn", "cuda:1"
+
+        def data_ptr(self) -> int:
+            return 4096
+
+        def stride(self) -> tuple[int, ...]:
+            return (7, 1)
+
+        def element_size(self) -> int:
+            return 1
+
+    torch = type("Torch", (), {"Tensor": Tensor})
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert as_view("x", Tensor()) == ArrayView(4096, (2, 3), (7, 1), "float8_e4m3fn", "cuda:1")
+    assert as_view("x", np.zeros(3, np.int8)).dtype == "int8"
 
 
 class CudaArray:
@@ -216,5 +234,5 @@ def test_the_current_stream_is_that_of_a_loaded_torch(monkeypatch: pytest.Monkey
     class Torch:
         cuda = Cuda
 
-    monkeypatch.setitem(__import__("sys").modules, "torch", Torch)
+    monkeypatch.setitem(sys.modules, "torch", Torch)
     assert stream_handle(None, 2) == 77

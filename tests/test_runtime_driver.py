@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from manifests import sample_manifest
 
 from mlakern.config import KernelConfig
 from mlakern.runtime import api, driver
+from mlakern.runtime.arguments import Launch
 from mlakern.runtime.arrays import ArrayView
 from mlakern.runtime.decode import load
 from mlakern.tensormap import Swizzle, TensorMap
@@ -165,18 +167,12 @@ def test_a_launch_hands_over_shape_stream_attributes_and_parameter_bytes(
 ) -> None:
     kernel = driver.Library(b"cubin").kernel("entry")
     recorder.sizes = [128, 8, 4]
-    values = [MAP, b"\x01" * 8, b"\x02" * 4]
-    kernel.launch(
-        grid=(2, 3, 4),
-        block=(384, 1, 1),
-        cluster=(2, 1, 1),
-        dynamic_shared=200000,
-        parameters=values,
-        stream=77,
-        pdl=True,
-    )
+    shape = replace(sample_manifest().kernel("attention"), cluster=(2, 1, 1), dynamic_shared=200000)
+    wide = Launch(shape, (2, 3, 4), (MAP, b"\x01" * 8, b"\x02" * 4), pdl=True)
+    kernel.prepare(wide, stream=77).enqueue()
     recorder.sizes = []
-    kernel.launch(grid=(1, 1, 1), block=(128, 1, 1), parameters=[], stream=0)
+    plain = replace(shape, block=(128, 1, 1), cluster=(1, 1, 1), dynamic_shared=0)
+    kernel.prepare(Launch(plain, (1, 1, 1), ()), stream=0).enqueue()
     ids = cuda.CUlaunchAttributeID
     assert recorder.launches == [
         {
@@ -295,21 +291,31 @@ def preloaded(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     yield recorder
 
 
-def sizes_of(role: str) -> list[int]:
-    return [argument.size for argument in sample_manifest().kernel(role).parameters]
+def prepared_launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Launch, int]]:
+    """The launches that are enqueued from now on, with their streams."""
+    enqueued: list[tuple[Launch, int]] = []
+
+    class Prepared:
+        def __init__(self, _: Any, launch: Launch, stream: int) -> None:
+            self.call = launch, stream
+
+        def enqueue(self) -> None:
+            enqueued.append(self.call)
+
+    monkeypatch.setattr(driver, "PreparedLaunch", Prepared)
+    return enqueued
 
 
 @pytest.mark.usefixtures("preloaded")
 def test_mla_decode_chooses_the_kernel_and_launches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(driver, "run_launch", lambda *call: seen.append(call))
+    seen = prepared_launches(monkeypatch)
     arguments = gpu_arrays()
     assert api.mla_decode(**arguments, stream=5) is arguments["out"]
     ((config, device),) = api._loaded
     # 96 heads and 4 tokens: 3 packed tiles against 4 folded ones.
     assert config == KernelConfig(page_size=64, pack_q=True)
     assert device == 0
-    assert [(launch.entry, launch.grid, stream) for _, launch, stream in seen] == [
+    assert [(launch.entry, launch.grid, stream) for launch, stream in seen] == [
         ("mla_attention", (6, 3, 2), 5),
         ("mla_combine", (384, 2, 1), 5),
     ]
@@ -319,7 +325,7 @@ def test_mla_decode_chooses_the_kernel_and_launches_it(monkeypatch: pytest.Monke
     )
     api.mla_decode(**gpu_arrays(query=padded), causal_mask=False, stream=5)
     assert list(api._loaded)[1][0] == KernelConfig(page_size=64, mask="plain")
-    assert [launch.grid for _, launch, _ in seen[2:]] == [(8, 3, 2), (384, 2, 1)]
+    assert [launch.grid for launch, _ in seen[2:]] == [(8, 3, 2), (384, 2, 1)]
 
 
 def test_mla_decode_does_not_load_under_capture(preloaded: Recorder) -> None:
@@ -332,12 +338,28 @@ def test_mla_decode_does_not_load_under_capture(preloaded: Recorder) -> None:
 def test_preloaded_kernels_serve_under_capture(
     preloaded: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
-    monkeypatch.setattr(driver, "run_launch", lambda *call: seen.append(call))
+    seen = prepared_launches(monkeypatch)
     api.preload([KernelConfig(pack_q=True)])
     preloaded.capturing = True
     api.mla_decode(**gpu_arrays(), stream=5)
     assert len(seen) == 2
+
+
+def test_a_call_is_checked_and_packed_once_for_the_same_arguments(
+    preloaded: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = prepared_launches(monkeypatch)
+    for _ in range(3):
+        api.mla_decode(**gpu_arrays(), stream=5)
+    assert len(seen) == 6
+    assert seen[4][0] is seen[0][0]
+    api.mla_decode(**gpu_arrays(softmax_scale=0.2), stream=5)
+    api.mla_decode(**gpu_arrays(), stream=6)
+    # Another scale or stream is another call.
+    scale = [p.name for p in seen[0][0].kernel.parameters].index("softmax_scale_log2")
+    assert seen[6][0].parameters[scale] != seen[0][0].parameters[scale]
+    assert [stream for _, stream in seen] == [5] * 8 + [6] * 2
+    assert preloaded.launches == []
 
 
 @pytest.mark.parametrize(

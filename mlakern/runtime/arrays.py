@@ -7,6 +7,7 @@ Interface", version 3. FP8 has no type string in the latter: pass a uint8 or int
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,10 +98,14 @@ def dense_strides(shape: Sequence[int], item_size: int) -> tuple[int, ...]:
 def as_view(name: str, array: Any) -> ArrayView:
     """`array` (an ArrayView, or anything with DLPack or the CUDA array interface) as a view.
 
-    No copy, no synchronisation. Raises ValueError that names the argument.
+    Tensors of torch, if the caller has loaded it, are read by their own methods: these know FP8 and
+    cost less than an export. No copy, no synchronisation. Raises ValueError that names the argument.
     """
     if isinstance(array, ArrayView):
         return array
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _from_torch(array)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return _from_dlpack(name, array)
     interface = getattr(array, "__cuda_array_interface__", None)
@@ -109,6 +114,17 @@ def as_view(name: str, array: Any) -> ArrayView:
     raise ValueError(
         f"{name}: got {type(array).__name__}, need an array with __dlpack__ or "
         "__cuda_array_interface__, or a mlakern ArrayView"
+    )
+
+
+def _from_torch(tensor: Any) -> ArrayView:
+    item_size = tensor.element_size()
+    return ArrayView(
+        tensor.data_ptr(),
+        tuple(tensor.shape),
+        tuple(stride * item_size for stride in tensor.stride()),
+        str(tensor.dtype).removeprefix("torch."),
+        str(tensor.device),
     )
 
 

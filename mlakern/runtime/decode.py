@@ -13,6 +13,7 @@ and page tables as they are then, up to the plan's max_seq_len.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from mlakern.config import KernelConfig
@@ -25,6 +26,8 @@ from mlakern.runtime.arguments import Scalars, Tensors, build_launches
 from mlakern.runtime.arrays import as_view
 from mlakern.runtime.layouts import cache_pair, query_pair
 from mlakern.runtime.streams import stream_handle
+
+_PREPARED_CALLS = 1024
 
 
 class Entry(Protocol):
@@ -50,6 +53,8 @@ class Decode:
         self.manifest = manifest
         self.device = device
         self._kernels = kernels  # by entry name
+        # Engines repeat addresses and shapes from step to step: checked and packed once.
+        self._prepared = lru_cache(maxsize=_PREPARED_CALLS)(self._prepare)
 
     @property
     def config(self) -> KernelConfig:
@@ -126,12 +131,17 @@ class Decode:
             workspace=None if workspace is None else as_view("workspace", workspace),
         )
         scalars = Scalars(softmax_scale, output_scale, lse_base, rescale_threshold, p_prescale_log2)
-        launches = build_launches(
-            self.manifest, plan, tensors, scalars, device=f"cuda:{self.device}", pdl=enable_pdl
-        )
         handle = stream_handle(stream, self.device)
-        for launch in launches:
-            driver.run_launch(self._kernels[launch.entry], launch, handle)
+        for launch in self._prepared(plan, tensors, scalars, enable_pdl, handle):
+            launch.enqueue()
+
+    def _prepare(
+        self, plan: Plan, tensors: Tensors, scalars: Scalars, pdl: bool, stream: int
+    ) -> tuple[driver.PreparedLaunch, ...]:
+        launches = build_launches(
+            self.manifest, plan, tensors, scalars, device=f"cuda:{self.device}", pdl=pdl
+        )
+        return tuple(self._kernels[launch.entry].prepare(launch, stream) for launch in launches)
 
 
 def load(store: Store, config: KernelConfig, device: int | None = None) -> Decode:

@@ -7,7 +7,7 @@ Source: CUDA Driver API, "Library Management", "Execution Control", "Tensor Map 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
@@ -164,47 +164,33 @@ class LoadedKernel:
         result = driver.cuFuncSetAttribute(self._function, name, dynamic_shared)
         check(f"cuFuncSetAttribute(dynamic shared {dynamic_shared})", result)
 
-    def launch(
-        self,
-        *,
-        grid: Dim3,
-        block: Dim3,
-        parameters: Sequence[bytes | TensorMap],
-        stream: int,
-        cluster: Dim3 = (1, 1, 1),
-        dynamic_shared: int = 0,
-        pdl: bool = False,
-    ) -> None:
-        """Enqueue one launch; nothing is allocated or waited for on the device."""
+    def prepare(self, launch: Launch, stream: int) -> PreparedLaunch:
+        """Everything of a launch but the launch: cheap to repeat, and safe in any thread."""
+        return PreparedLaunch(self._function, launch, stream)
+
+
+class PreparedLaunch:
+    """A launch with its parameters laid out in host memory. Nothing changes after it is made."""
+
+    def __init__(self, function: Any, launch: Launch, stream: int) -> None:
         driver = bindings()
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes = dynamic_shared
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.dynamic_shared
         config.hStream = driver.CUstream(stream)
-        config.attrs = _launch_attributes(cluster, pdl)
+        config.attrs = _launch_attributes(launch.cluster, launch.pdl)
         config.numAttrs = len(config.attrs)
-        values = [p if isinstance(p, bytes) else encoded(p) for p in parameters]
-        # The driver copies the values during the call.
-        storage = [ctypes.create_string_buffer(value, len(value)) for value in values]
-        pointers = (ctypes.c_void_p * len(storage))(*(ctypes.addressof(s) for s in storage))
-        check(
-            "cuLaunchKernelEx",
-            driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0),
-        )
+        values = [p if isinstance(p, bytes) else encoded(p) for p in launch.parameters]
+        self._storage = [ctypes.create_string_buffer(value, len(value)) for value in values]
+        addresses = [ctypes.addressof(value) for value in self._storage]
+        self._pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._arguments = (config, function, ctypes.addressof(self._pointers), 0)
+        self._enqueue = driver.cuLaunchKernelEx
 
-
-def run_launch(kernel: LoadedKernel, launch: Launch, stream: int) -> None:
-    """Enqueue a launch that the runtime has built."""
-    kernel.launch(
-        grid=launch.grid,
-        block=launch.block,
-        cluster=launch.cluster,
-        dynamic_shared=launch.dynamic_shared,
-        parameters=launch.parameters,
-        stream=stream,
-        pdl=launch.pdl,
-    )
+    def enqueue(self) -> None:
+        """Launch once; nothing is allocated or waited for on the device."""
+        check("cuLaunchKernelEx", self._enqueue(*self._arguments))
 
 
 @lru_cache(maxsize=32)

@@ -46,7 +46,7 @@ class GpuBackend:
             for launch in launches_of(entry.manifest, problem, addresses, device):
                 kernel = library.kernel(launch.entry)
                 kernel.reserve_shared(launch.dynamic_shared)
-                driver.run_launch(kernel, launch, stream=0)
+                kernel.prepare(launch, stream=0).enqueue()
             driver.synchronize()
             images = {
                 b.name: _download(addresses[b.name], b) for b in problem.buffers if b.writable
