@@ -99,7 +99,9 @@ def as_view(name: str, array: Any) -> ArrayView:
     """`array` (an ArrayView, or anything with DLPack or the CUDA array interface) as a view.
 
     Tensors of torch, if the caller has loaded it, are read by their own methods: these know FP8 and
-    cost less than an export. No copy, no synchronisation. Raises ValueError that names the argument.
+    cost less than an export. No copy, no synchronisation.
+
+    Raises ValueError that names the argument.
     """
     if isinstance(array, ArrayView):
         return array
