@@ -96,9 +96,7 @@ def math_host() -> Any:
         (args.bf16 + index).store(vector.to(cutlass.BFloat16).bitcast(Int32)[0])
 
     named(math, "probe_math")
-    types = {name: Int32 for name in names} | dict.fromkeys(
-        ("values", "ex2", "lg2", "rcp"), Float32
-    )
+    types = dict.fromkeys(names, Int32) | dict.fromkeys(("values", "ex2", "lg2", "rcp"), Float32)
 
     @cute.jit
     def launch(stream: Any) -> None:
