@@ -1,10 +1,11 @@
-"""A functional PTX machine: runs the kernels' PTX on the CPU and refuses what hardware leaves undefined.
+"""A functional PTX machine: runs the kernels' PTX on the CPU and refuses what hardware leaves
+undefined.
 
-    module = Module.from_ptx(text)
-    memory = GlobalMemory()
-    out = memory.add("out", array, writable=True)
-    module.launch("kernel", grid=(1, 1, 1), block=(128, 1, 1), parameters=[out.to_bytes(8, "little")],
-                  memory=memory)
+module = Module.from_ptx(text)
+memory = GlobalMemory()
+out = memory.add("out", array, writable=True)
+module.launch("kernel", grid=(1, 1, 1), block=(128, 1, 1), parameters=[out.to_bytes(8, "little")],
+              memory=memory)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The address map of the machine.
 
-Generic addresses (64 bits) carry their window in the top byte; global memory is window 0. A shared
-address of any kind is ``rank << 24 | offset``: a plain shared::cta address is a shared::cluster address
-too, so that masking its rank bits reaches a peer, as on hardware. The system reserves the first 1024
-bytes of shared memory; static variables follow, then dynamic shared memory.
-"""
+Generic addresses (64 bits) carry their window in the top byte; global memory is window 0. A
+shared address of any kind is ``rank << 24 | offset``: a plain shared::cta address is a
+shared::cluster address too, so that masking its rank bits reaches a peer, as on hardware. The
+system reserves the first 1024 bytes of shared memory; static variables follow, then dynamic
+shared memory."""
 
 from __future__ import annotations
 

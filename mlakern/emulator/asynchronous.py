@@ -1,9 +1,9 @@
 """Asynchronous work: copies and tensor-core operations that complete some time after their issue.
 
-Eagerly (the default) work is done when it is issued, which gives the right results and exact barrier phases.
-Delayed, it is kept: one queue for each tensor pipe, in order, and copies in any order; the scheduler
-completes some of it now and then, by its seed, and the rest when nothing else can run.
-"""
+Eagerly (the default) work is done when it is issued, which gives the right results and exact
+barrier phases. Delayed, it is kept: one queue for each tensor pipe, in order, and copies in any
+order; the scheduler completes some of it now and then, by its seed, and the rest when nothing
+else can run."""
 
 from __future__ import annotations
 
@@ -80,17 +80,16 @@ class Asynchronous:
     def step(self) -> bool:
         """Complete one operation, chosen at random; False if there is none."""
         source = self.cluster.random
-        queues = [*self.pipes, *(["copies"] if self.copies else [])]
+        queues: list[int | None] = [*self.pipes, *([None] if self.copies else [])]
         if not queues:
             return False
-        choice = source.choice(queues) if source else queues[0]
-        if isinstance(choice, str):
-            index = source.randrange(len(self.copies)) if source else 0
-            work = self.copies.pop(index)
+        rank = source.choice(queues) if source else queues[0]
+        if rank is None:
+            work = self.copies.pop(source.randrange(len(self.copies)) if source else 0)
         else:
-            work = self.pipes[choice].popleft()
-            if not self.pipes[choice]:
-                del self.pipes[choice]
+            work = self.pipes[rank].popleft()
+            if not self.pipes[rank]:
+                del self.pipes[rank]
         work.complete()
         self.cluster.events += 1
         return True

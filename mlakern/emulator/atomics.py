@@ -46,9 +46,7 @@ def atomic(
     for lane, place in enumerate(addresses):
         memory, offset = _memory(g, space, place)
         before = memory.load(offset, size, 1)
-        after = function(
-            _typed(before, kind), *(_typed(column[lane], kind) for column in columns)
-        )
+        after = function(_typed(before, kind), *(_typed(column[lane], kind) for column in columns))
         memory.store(offset, size, _bits(after, kind))
         old.append(before)
     _observe(g, space, addresses, size, site)

@@ -1,8 +1,8 @@
 """Named barriers of a CTA and the barrier of a cluster (PTX ISA, "barrier", "barrier.cluster").
 
-A group that arrives and finds the barrier incomplete keeps a token (`Arrival`) and sleeps; when it runs the
-instruction again, the token tells that it has arrived and which generation it waits for.
-"""
+A group that arrives and finds the barrier incomplete keeps a token (`Arrival`) and sleeps; when
+it runs the instruction again, the token tells that it has arrived and which generation it waits
+for."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def sync(g: Group, number: Any, count: Any, aligned: bool, site: Site) -> Any:
     if isinstance(number, np.ndarray):
         found = np.unique(number)
         if len(found) > 1:
-            return _sync_several(g, number, found, count, aligned, site)
+            return _sync_several(g, number, found, count, site)
         number = found[0]
     if isinstance(count, np.ndarray):
         count = count[0]
@@ -122,9 +122,7 @@ def sync(g: Group, number: Any, count: Any, aligned: bool, site: Site) -> Any:
     return None
 
 
-def _sync_several(
-    g: Group, number: Any, found: Any, count: Any, aligned: bool, site: Site
-) -> Any:
+def _sync_several(g: Group, number: Any, found: Any, count: Any, site: Site) -> Any:
     """Warps of one bundle at different barriers: together if all complete at once, else apart."""
     shares = []
     for each in found.tolist():
@@ -150,7 +148,7 @@ def _released(g: Group, barrier: NamedBarrier, site: Site) -> bool:
     return True
 
 
-def arrive(g: Group, number: Any, count: Any, aligned: bool, site: Site) -> None:
+def arrive(g: Group, number: Any, count: Any, site: Site) -> None:
     """barrier.arrive: count, do not wait."""
     numbers = np.broadcast_to(number, g.width)
     for each in np.unique(numbers).tolist():

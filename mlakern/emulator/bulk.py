@@ -1,5 +1,5 @@
 """Copies by the tensor memory accelerator, as instructions see them (PTX ISA, "cp.async.bulk",
-"cp.async.bulk.tensor"): destinations of a multicast, barriers to signal, bulk groups to wait for."""
+"cp.async.bulk.tensor"): destinations of a multicast, barriers to signal, bulk groups."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def _destinations(g: Group, address: int, mask: int | None) -> list[tuple[Cta, i
     return [(cluster.cta(rank), offset) for rank in ranks]
 
 
-def _signals(g: Group, barrier: int, ranks: list[int], multicast: bool, pair: bool) -> list[MBarrier]:
+def _signals(
+    g: Group, barrier: int, ranks: list[int], multicast: bool, pair: bool
+) -> list[MBarrier]:
     """The mbarrier that each destination's bytes complete on.
 
-    A multicast signals the barrier at the same offset in each destination, or with cta_group::2 in the
-    CTA of the destination's pair that has the parity of the given barrier's.
-    """
+    A multicast signals the barrier at the same offset in each destination, or with cta_group::2
+    in the CTA of the destination's pair that has the parity of the given barrier's."""
     if not multicast:
         return [mbarrier.find(g, barrier)]
     offset = barrier & OFFSET_MASK
@@ -299,9 +300,11 @@ def copy_small(
 
     width, count = (4, 1) if size == 4 else (8, size // 8)
     if filled == 0:
-        zero: Any = [0] * count if type(destination) is int else [
-            np.zeros(g.width, np.uint64 if width == 8 else np.uint32) for _ in range(count)
-        ]
+        zero: Any = (
+            [0] * count
+            if type(destination) is int
+            else [np.zeros(g.width, np.uint64 if width == 8 else np.uint32) for _ in range(count)]
+        )
         store_shared(g, destination, width, zero if count > 1 else zero[0], site)
         return
     if filled not in (None, size):

@@ -1,9 +1,9 @@
 """Bundles: up to four consecutive warps of a CTA, and how their groups of lanes take turns.
 
-Among the groups of a bundle that can run, the one at the smallest program counter runs, until it passes
-another group or meets it; compilers place the point where branches meet after them, so this makes lanes
-converge again. A group that waits is passed over, so lanes make progress independently of each other.
-"""
+Among the groups of a bundle that can run, the one at the smallest program counter runs, until it
+passes another group or meets it; compilers place the point where branches meet after them, so
+this makes lanes converge again. A group that waits is passed over, so lanes make progress
+independently of each other."""
 
 from __future__ import annotations
 
@@ -138,6 +138,8 @@ class Bundle:
         """Split a group whose lanes go different ways; a 1-tuple means: split, but stay here."""
         stay = type(choice) is tuple
         variant = group.variant
+        if stay:
+            variant.hits -= len(group.warps)
         parts = split(group, choice[0] if stay else choice)
         self.groups.remove(group)
         for value, part in parts:
@@ -151,9 +153,10 @@ class Bundle:
                 self._meet(part)
 
     def _meet(self, group: Group) -> None:
-        """Merge a group with those that stand at the same instruction without having arrived there."""
+        """Merge a group with those at the same instruction that have not arrived at a barrier."""
         pc = group.variant.pc
-        here = [g for g in self.groups if g.variant.pc == pc and g.token is None and g is not group]
+        here = [g for g in self.groups if g.variant.pc == pc and g.token is None]
+        here.remove(group)
         for other in here:
             self.groups.remove(other)
             self.groups.remove(group)
@@ -172,6 +175,7 @@ class Bundle:
 
     def _stop(self, group: Group, choice: int) -> None:
         if choice == BLOCKED:
+            group.variant.hits -= len(group.warps)
             return
         assert choice == EXITED
         self.groups.remove(group)

@@ -1,9 +1,9 @@
 """Compile regions of a kernel to Python functions, once for each way in which they are used.
 
-A *variant* is a region compiled for one mode (whole warps, one lane, …) and one kind for each live
-register. Since the kinds at its end follow from those at its start, a variant remembers its successors,
-and running from region to region costs one list access. Variants live as long as the module.
-"""
+A *variant* is a region compiled for one mode (whole warps, one lane, …) and one kind for each
+live register. Since the kinds at its end follow from those at its start, a variant remembers its
+successors, and running from region to region costs one list access. Variants live as long as the
+module."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ _CUTS = {
 class Variant:
     """A compiled region.
 
-    run(registers, group): returns the index of the successor in ``targets``, an array of such indices
-    (one for each lane, when lanes disagree), BLOCKED or EXITED. written: bit set of the registers that
-    it stores. hits: how many warps have run it.
-    """
+    run(registers, group): returns the index of the successor in ``targets``, an array of such
+    indices (one for each lane, when lanes disagree), BLOCKED or EXITED. written: bit set of the
+    registers that it stores. hits: how many warps have run it."""
 
     __slots__ = (
         "hits",
@@ -160,4 +159,3 @@ class Code:
             out,
             written,
         )
-

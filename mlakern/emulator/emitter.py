@@ -1,9 +1,8 @@
 """Writing the Python function of one region: values, their forms, and lines of code.
 
-The opcode generators talk to an `Emitter`. It knows in which forms every register exists at this point
-(`values.Value`), converts on demand and only once, and keeps one generated line for each step so that an
-exception's line number leads back to the PTX instruction.
-"""
+The opcode generators talk to an `Emitter`. It knows in which forms every register exists at this
+point (`values.Value`), converts on demand and only once, and keeps one generated line for each
+step so that an exception's line number leads back to the PTX instruction."""
 
 from __future__ import annotations
 
@@ -117,9 +116,7 @@ class Emitter:
         return self.constant(self.instruction, "site", self.instruction.pc)
 
     def error(self, message: str) -> PtxError:
-        return PtxError(
-            f"line {self.instruction.line}: {self.instruction.text}: {message}"
-        )
+        return PtxError(f"line {self.instruction.line}: {self.instruction.text}: {message}")
 
     # Reading
 
@@ -155,8 +152,10 @@ class Emitter:
         """Fetch a register that an earlier region wrote."""
         number, kind = register.number, self.kinds.get(register.number, "-")
         if kind in "-P":
-            kind = ("p" if register.width == 1 else "u") if not self.single else (
-                "b" if register.width == 1 else "i"
+            kind = (
+                ("p" if register.width == 1 else "u")
+                if not self.single
+                else ("b" if register.width == 1 else "i")
             )
             name = self.temporary(f"defined(r, {number}, {register.name!r}, {self.single})")
             self.written.add(number)
@@ -254,7 +253,11 @@ class Emitter:
             return self.constant(zero_d.view(dtype_of(low, value.width)), low, value.width, code)
         name = self.name(low)
         dtype = self.dtype("f" if scalar_form == "g" else array_form, value.width)
-        view = "" if scalar_form == "g" or low == array_form else f".view({self.dtype(low, value.width)})"
+        view = (
+            ""
+            if scalar_form == "g" or low == array_form
+            else f".view({self.dtype(low, value.width)})"
+        )
         self.line(f"{name} = array({code}, {dtype}){view}")
         return name
 

@@ -1,9 +1,8 @@
 """What the emulator raises.
 
-Hardware functions raise `HardwareError` with the bare fact ("got X, need Y"); the machine catches it
-where the instruction is known and turns it into an `EmulatorError` that names instruction, PTX line,
-CTA, warp and lane.
-"""
+Hardware functions raise `HardwareError` with the bare fact ("got X, need Y"); the machine catches
+it where the instruction is known and turns it into an `EmulatorError` that names instruction, PTX
+line, CTA, warp and lane."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class DeadlockError(EmulatorError):
     """No warp can run; the message says what each of them waits for."""
 
 
-class Fault(HardwareError):
+class Fault(HardwareError):  # noqa: N818 - the place is still missing
     """A broken rule that one lane of the executing group can be blamed for.
 
     lane: index into the executing group of lanes; None where the whole group is to blame.

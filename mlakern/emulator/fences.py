@@ -23,7 +23,7 @@ def fence(g: Group, kind: Fence) -> None:
 class Lane:
     """One lane of a group, where a function of groups is applied to each lane."""
 
-    __slots__ = ("cta", "width", "_warp")
+    __slots__ = ("_warp", "cta", "width")
 
     def __init__(self, group: Group, warp: int) -> None:
         self.cta = group.cta

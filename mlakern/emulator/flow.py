@@ -1,9 +1,9 @@
 """Control flow and liveness of one kernel.
 
-Code runs in *regions*: straight lines of instructions that begin at a branch target, after a branch or
-at an instruction that may wait, and end before the next such place. `live_in` says which registers a
-region or anything after it may read; only those survive when lanes part and meet again.
-"""
+Code runs in *regions*: straight lines of instructions that begin at a branch target, after a
+branch or at an instruction that may wait, and end before the next such place. `live_in` says
+which registers a region or anything after it may read; only those survive when lanes part and
+meet again."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Flow:
         return tuple(sorted(live))
 
     def region_end(self, pc: int, cuts: frozenset[Control]) -> int:
-        """One past the last instruction of the region at ``pc``, which ends before any of ``cuts``."""
+        """One past the last instruction of the region at ``pc``; it ends before any of ``cuts``."""
         end = pc
         while True:
             if self.instructions[end].row.control is Control.JUMP:

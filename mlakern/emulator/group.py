@@ -1,13 +1,13 @@
 """A group of lanes that execute together, and how groups part and meet.
 
-A *bundle* is up to four consecutive warps of a CTA (a warpgroup). It starts as one group. Where its lanes
-disagree about a branch the group splits; groups of a bundle that reach the same instruction merge. A group
-of one lane keeps every register as a Python scalar, which is what makes an elected thread cheap.
+A *bundle* is up to four consecutive warps of a CTA (a warpgroup). It starts as one group. Where
+its lanes disagree about a branch the group splits; groups of a bundle that reach the same
+instruction merge. A group of one lane keeps every register as a Python scalar, which is what
+makes an elected thread cheap.
 
-Splitting copies nothing: the parts inherit registers from the group they came from (`Registers`) and fetch
-their lanes of one when they first read it. Merging two parts touches only registers that one of them wrote
-and that are still live.
-"""
+Splitting copies nothing: the parts inherit registers from the group they came from (`Registers`)
+and fetch their lanes of one when they first read it. Merging two parts touches only registers
+that one of them wrote and that are still live."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mlakern.emulator.emitter import Mode
-from mlakern.emulator.errors import Fault
 from mlakern.emulator.values import UNSIGNED, from_float32, join, kind_of
 
 if TYPE_CHECKING:
@@ -109,10 +108,10 @@ def lane_bits(lanes: Any) -> int:
 class Group:
     """Lanes of one bundle at one place in the program.
 
-    lanes: their indices in the bundle, ascending. mask: the same as a bit set. waiting: why the group
-    does not run, or None. token: an arrival at a barrier that the group has yet to see completed.
-    origin: the group that this one was split from. written: registers written since then, as a bit set.
-    """
+    lanes: their indices in the bundle, ascending. mask: the same as a bit set. waiting: why the
+    group does not run, or None. token: an arrival at a barrier that the group has yet to see
+    completed. origin: the group that this one was split from. written: registers written since
+    then, as a bit set."""
 
     __slots__ = (
         "bundle",
@@ -147,7 +146,9 @@ class Group:
         self.written = 0
         self.variant: Variant
         self.warps = tuple(
-            bundle.first_warp + w for w in range(bundle.warp_count) if mask >> (WARP * w) & FULL_WARP
+            bundle.first_warp + w
+            for w in range(bundle.warp_count)
+            if mask >> (WARP * w) & FULL_WARP
         )
         self.mode = self._mode()
 

@@ -1,8 +1,7 @@
 """Exchange between the lanes of each warp of a group.
 
-Groups may hold parts of warps; what a lane that is not in the group would contribute is left out, and reading
-from one is a fault.
-"""
+Groups may hold parts of warps; what a lane that is not in the group would contribute is left out,
+and reading from one is a fault."""
 
 from __future__ import annotations
 

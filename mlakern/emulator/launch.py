@@ -29,9 +29,8 @@ MAX_SHARED = 228 * 1024
 class Options:
     """How a launch is executed.
 
-    races: run the race detector. delay: complete asynchronous work late and shuffle the schedule, both
-    determined by ``seed``. seed alone shuffles only the schedule.
-    """
+    races: run the race detector. delay: complete asynchronous work late and shuffle the schedule,
+    both determined by ``seed``. seed alone shuffles only the schedule."""
 
     races: bool = False
     seed: int | None = None
@@ -94,7 +93,9 @@ class Launch:
     def _check(self) -> None:
         name = self.entry.name
         if not 1 <= self.threads <= MAX_THREADS:
-            raise EmulatorError(f"launch of {name}: {self.threads} threads, need 1 to {MAX_THREADS}")
+            raise EmulatorError(
+                f"launch of {name}: {self.threads} threads, need 1 to {MAX_THREADS}"
+            )
         required = self.entry.reqntid
         if required is not None and required != self.block:
             raise EmulatorError(f"launch of {name}: block {self.block}, .reqntid is {required}")

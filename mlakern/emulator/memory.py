@@ -1,8 +1,7 @@
 """Byte-addressed memories: one shared memory, and global memory as a set of buffers.
 
-Accesses come for one address (Python ints in and out) or for all lanes (arrays). Bounds are checked by
-numpy's own indexing; only a failure looks for the lane to blame.
-"""
+Accesses come for one address (Python ints in and out) or for all lanes (arrays). Bounds are
+checked by numpy's own indexing; only a failure looks for the lane to blame."""
 
 from __future__ import annotations
 
@@ -100,7 +99,9 @@ class Store:
 
     def misaligned(self, offset: int, row: int, doing: str) -> str:
         address = self.base + offset
-        return f"{doing} of {row} bytes at {self.what} address {address:#x}: need {row}-byte alignment"
+        return (
+            f"{doing} of {row} bytes at {self.what} address {address:#x}: need {row}-byte alignment"
+        )
 
     def beyond(self, offset: int, row: int, doing: str) -> str:
         return (
@@ -192,9 +193,9 @@ class GlobalMemory:
     ) -> int:
         """Place a C-contiguous array and return its address.
 
-        address: where to place it (a multiple of 16); otherwise after the last buffer, with a gap of
-        at least 1 MiB. Raises ValueError for an array that is not contiguous or an address in use.
-        """
+        address: where to place it (a multiple of 16); otherwise after the last buffer, with a gap
+        of at least 1 MiB. Raises ValueError for an array that is not contiguous or an address in
+        use."""
         if not array.flags.c_contiguous:
             raise ValueError(f"buffer {name}: the array is not C-contiguous; pass a copy")
         if writable and not array.flags.writeable:

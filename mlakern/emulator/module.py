@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlakern.emulator.codegen import Code
+from mlakern.emulator.codegen import Code, Variant
 from mlakern.emulator.cta import Cluster
 from mlakern.emulator.errors import EmulatorError
 from mlakern.emulator.launch import Launch, LaunchReport, Options, Size
@@ -58,9 +58,8 @@ class Module:
 
         parameters: for each kernel parameter in order its little-endian bytes, or a TensorMap.
         observer: is told of accesses and synchronisation; ``Options(races=True)`` makes one that
-        looks for races. Raises EmulatorError for whatever hardware leaves undefined and DeadlockError
-        (one of them) when nothing can run.
-        """
+        looks for races. Raises EmulatorError for whatever hardware leaves undefined and
+        DeadlockError (one of them) when nothing can run."""
         if entry_name not in self.entries:
             known = ", ".join(self.entries)
             raise EmulatorError(f"launch: no kernel {entry_name}; this module has: {known}")
@@ -122,7 +121,7 @@ def _run(launch: Launch, index: Size) -> None:
         observer.end()
 
 
-def _report(code: Code, before: dict[object, int], clusters: int) -> LaunchReport:
+def _report(code: Code, before: dict[Variant, int], clusters: int) -> LaunchReport:
     opcodes: Counter[str] = Counter()
     for variant in code.variants.values():
         hits = variant.hits - before.get(variant, 0)

@@ -1,10 +1,10 @@
 """Parse PTX text into a `Program`.
 
-The grammar is that of the PTX ISA, "Syntax", as far as compilers emit it. Three things are resolved
-here so that nothing later has to know them: nested ``{ }`` scopes (of inline assembly) have their own
-registers and labels, which get names of their own; a guarded instruction other than a branch becomes
-a branch around it; every opcode and modifier is checked against the opcode table.
-"""
+The grammar is that of the PTX ISA, "Syntax", as far as compilers emit it. Three things are
+resolved here so that nothing later has to know them: nested ``{ }`` scopes (of inline assembly)
+have their own registers and labels, which get names of their own; a guarded instruction other
+than a branch becomes a branch around it; every opcode and modifier is checked against the opcode
+table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 _STATEMENT = re.compile(r"([^;{}]|\{[^{}]*\})*;")
 _DIRECTIVE = re.compile(r"\.\w+")
 _LINE = re.compile(r"[^\n]*")
-_ENTRY = re.compile(r"((?:\.\w+\s+)*)\.(entry|func)\s*(\([^)]*\)\s*)?([\w$]+)\s*(\([^)]*\))?([^{;]*)")
+_ENTRY = re.compile(
+    r"((?:\.\w+\s+)*)\.(entry|func)\s*(\([^)]*\)\s*)?([\w$]+)\s*(\([^)]*\))?([^{;]*)"
+)
 _VARIABLE = re.compile(
     r"(?P<lead>(?:\.\w+(?:\s+\d+)?\s+)*?)\.(?P<type>[bsuf]\d+)\s+(?P<name>[\w$]+)"
     r"(?P<dims>(?:\[\d*\])*)\s*(?:=\s*(?P<init>[^;]*))?;"
@@ -50,9 +52,9 @@ _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,\s]+")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?$")
 _ADDRESS = re.compile(r"([^\s+]+)\s*(?:\+\s*(-?\w+)|(-\d+))?$")
 _DIMENSIONS = re.compile(r"\d+")
-_IGNORED = frozenset(".file .loc .section .pragma .noreturn .alias".split())
-_TUNING = "reqntid maxntid reqnctapercluster"
-_INVERTED_GUARD = re.compile(r"@(!?)(%[\w$]+)\s+(.*)", re.S)
+_IGNORED = (".file", ".loc", ".section", ".pragma", ".noreturn", ".alias")
+_TUNING = ("reqntid", "maxntid", "reqnctapercluster")
+_GUARD = re.compile(r"@(!?)([\w$%]+)\s+(.*)", re.S)
 
 
 @dataclass(slots=True)
@@ -157,7 +159,7 @@ class _Parser:
         entry = Entry(name, self.parameters(params or "()"))
         for directive in tail.split("."):
             word = directive.split(None, 1)
-            if word and word[0] in _TUNING.split():
+            if word and word[0] in _TUNING:
                 sizes = [int(n) for n in _DIMENSIONS.findall(word[1])]
                 setattr(entry, word[0], tuple(sizes + [1] * (3 - len(sizes))))
         self.program.entries[name] = entry
@@ -264,7 +266,7 @@ class _Parser:
         guard = None
         body = text
         if text[0] == "@":
-            match = _INVERTED_GUARD.match(text)
+            match = _GUARD.match(text)
             register = self.register(match[2]) if match else None
             if match is None or register is None:
                 raise self.error(f"guard not understood: {text!r}")
@@ -283,9 +285,7 @@ class _Parser:
             self.skip(entry, line, text, guard)
             guard = None
         entry.instructions.append(
-            Instruction(
-                len(entry.instructions), line, text, row, modifiers, types, operands, guard
-            )
+            Instruction(len(entry.instructions), line, text, row, modifiers, types, operands, guard)
         )
 
     def skip(self, entry: Entry, line: int, text: str, guard: tuple[Reg, bool]) -> None:
@@ -321,7 +321,9 @@ class _Parser:
             if depth < 0:
                 break
         scope = self.scopes[-1]
-        here = re.search(rf"(?<![\w$]){re.escape(name)}\s*:(?!:)", self.text[self.position : position])
+        here = re.search(
+            rf"(?<![\w$]){re.escape(name)}\s*:(?!:)", self.text[self.position : position]
+        )
         if here or name + scope.suffix in (self.entry.labels if self.entry else {}):
             scope.labels.add(name)
             return name + scope.suffix

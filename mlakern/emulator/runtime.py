@@ -17,7 +17,7 @@ FULL_WARP = (1 << WARP) - 1
 
 
 def defined(registers: Any, number: int, name: str, single: bool) -> Any:
-    """A register that not every path has written: its value if these lanes have it, else a Fault."""
+    """A register that not every path has written: its value, or a Fault if lanes lack it."""
     try:
         value = registers[number]
     except KeyError:

@@ -1,5 +1,6 @@
-"""tcgen05 instructions as the machine runs them: who issues, which CTAs and quadrants take part, and in
-which order the tensor pipe completes work (PTX ISA, "TensorCore 5th Generation Family Instructions")."""
+"""tcgen05 instructions as the machine runs them: who issues, which CTAs and quadrants take part,
+and in which order the tensor pipe completes work (PTX ISA, "TensorCore 5th Generation Family
+Instructions")."""
 
 from __future__ import annotations
 
@@ -183,7 +184,9 @@ def load_reduced(
     return block, reduce_columns(block, operation, kind, absolute, nan)
 
 
-def store(g: Group, shape: Shape, address: Any, values: list[Any], instruction: Instruction) -> None:
+def store(
+    g: Group, shape: Shape, address: Any, values: list[Any], instruction: Instruction
+) -> None:
     """tcgen05.st."""
     block = np.stack(values)
     start = 0

@@ -1,11 +1,11 @@
 """What generated code knows about a value: in which forms it exists, under which names.
 
-A register is held either once for all lanes of a group (a scalar) or as a numpy array with one element
-for each lane. Its *kind*, one letter, says which:
+A register is held either once for all lanes of a group (a scalar) or as a numpy array with one
+element for each lane. Its *kind*, one letter, says which:
 
-    i  scalar bits, a Python int (unsigned)      u  array of unsigned integers of the register's width
+    i  scalar bits, a Python int (unsigned)      u  array of unsigned integers
     g  scalar float32, a numpy scalar            s  array of signed integers
-    b  scalar predicate, a Python bool           f  array of floats of the register's width
+    b  scalar predicate, a Python bool           f  array of floats, as wide as the register
                                                  p  array of bools
     w  a 64-bit register as two 32-bit arrays    P  written in some lanes only (`fragment.Partial`)
     -  never written
@@ -38,10 +38,10 @@ def kind_of(value: Any) -> str:
 class Value:
     """A value inside generated code.
 
-    width: bits. kind: the form it was computed in. names: form → Python expression. The forms are the
-    kinds above, j (scalar signed int) and h (scalar float64). An array form of a scalar value is a 0-d
-    array, which broadcasts; `full` forms (written ``U`` for u …) have one element for each lane.
-    """
+    width: bits. kind: the form it was computed in. names: form → Python expression. The forms are
+    the kinds above, j (scalar signed int) and h (scalar float64). An array form of a scalar value
+    is a 0-d array, which broadcasts; `full` forms (written ``U`` for u …) have one element for
+    each lane."""
 
     width: int
     kind: str
@@ -73,7 +73,8 @@ def float_bits(value: float, width: int) -> int:
 
 def to_float32(bits: int) -> np.float32:
     """The float32 with these bits."""
-    return np.array(bits, np.uint32).view(np.float32)[()]  # type: ignore[no-any-return]
+    value: np.float32 = np.array([bits], np.uint32).view(np.float32)[0]
+    return value
 
 
 def from_float32(value: np.float32) -> int:
@@ -90,11 +91,11 @@ def join(low: Any, high: Any) -> Any:
 
 
 def low_half(value: Any) -> Any:
-    return value.view(np.uint32)[0::2]
+    return value.view(np.uint32)[0::2].copy()
 
 
 def high_half(value: Any) -> Any:
-    return value.view(np.uint32)[1::2]
+    return value.view(np.uint32)[1::2].copy()
 
 
 def to_float64(bits: int) -> float:

@@ -76,8 +76,10 @@ def mul(e: Emitter, i: Instruction) -> None:
 def mul24(e: Emitter, i: Instruction) -> None:
     a, b = sources(e, i, 32)
     form = form_of(i.types[0])
-    shift = "(({0}) << 8 >> 8) * (({1}) << 8 >> 8)" if form == "s" else (
-        "({0} & 0xFFFFFF) * ({1} & 0xFFFFFF)"
+    shift = (
+        "(({0}) << 8 >> 8) * (({1}) << 8 >> 8)"
+        if form == "s"
+        else ("({0} & 0xFFFFFF) * ({1} & 0xFFFFFF)")
     )
     if e.scalar(a, b) and form == "s":
         raise e.error("mul24.s32 of uniform values is not supported")
@@ -132,22 +134,27 @@ def _high(e: Emitter, i: Instruction, a: Value, b: Value) -> Value:
         code = f"{function}({e.get(a, form)}, {e.get(b, form)})"
         return Value(width, "u", {"u": e.temporary(code)})
     product = e.get(_wide_value(e, i, a, b), form)
-    shift = e.constant(np.array(width, (SIGNED if form == "s" else UNSIGNED)[2 * width]), "shift", form, width)
+    shift = e.constant(
+        np.array(width, (SIGNED if form == "s" else UNSIGNED)[2 * width]), "shift", form, width
+    )
     code = f"({product} >> {shift}).astype({e.dtype('u', width)})"
     return Value(width, "u", {"u": e.temporary(code)})
 
 
 def high_product(a: Any, b: Any) -> Any:
     """Upper 64 bits of 64-bit products, exactly."""
-    pairs = zip(np.broadcast_to(a, b.shape).tolist(), np.broadcast_to(b, a.shape).tolist(), strict=True)
+    pairs = zip(
+        np.broadcast_to(a, b.shape).tolist(), np.broadcast_to(b, a.shape).tolist(), strict=True
+    )
     return np.array([(x * y >> 64) & 0xFFFFFFFFFFFFFFFF for x, y in pairs], np.uint64)
 
 
 def divide(a: Any, b: Any) -> Any:
     """Integer division, truncating towards zero; division by zero is a fault."""
     _nonzero(b)
-    quotient = np.abs(a) // np.abs(b)
-    return np.where((a < 0) != (b < 0), -quotient, quotient).astype(a.dtype)
+    unsigned = UNSIGNED[8 * a.itemsize]
+    quotient = (np.abs(a).astype(unsigned) // np.abs(b).astype(unsigned)).astype(a.dtype)
+    return np.where((a < 0) != (b < 0), -quotient, quotient)
 
 
 def remainder(a: Any, b: Any) -> Any:

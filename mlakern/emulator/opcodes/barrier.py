@@ -39,8 +39,7 @@ def _arrive(e: Emitter, i: Instruction) -> None:
     if _aligned(i):
         e.converge()
     function = e.constant(barriers.arrive, "arrive")
-    args = f"g, {_number_and_count(e, i, 0, 1)}, {_aligned(i)}, {e.site}"
-    e.line(f"{function}({args})")
+    e.line(f"{function}(g, {_number_and_count(e, i, 0, 1)}, {e.site})")
 
 
 def _reduce(e: Emitter, i: Instruction) -> None:
@@ -131,9 +130,7 @@ def mbarrier_inval(e: Emitter, i: Instruction) -> None:
     _each(e, [_barrier(e, i.operands[0])], f"{function}({{g}}, {{0}})")
 
 
-def _arrive_on(
-    e: Emitter, i: Instruction, drop: bool = False, expect: bool = False
-) -> None:
+def _arrive_on(e: Emitter, i: Instruction, drop: bool = False, expect: bool = False) -> None:
     has_state = not isinstance(i.operands[0], Memory)
     at = 1 if has_state else 0
     extra = e.read(i.operands[at + 1], 32) if len(i.operands) > at + 1 else None
@@ -142,9 +139,7 @@ def _arrive_on(
     count = one if expect or extra is None else extra
     size = extra if expect and extra is not None else zero
     function = e.constant(mbarrier.arrive, "arrive")
-    code = (
-        f"{function}({{g}}, {{0}}, {{1}}, {{2}}, {drop}, {not i.has('relaxed')}, {e.site})"
-    )
+    code = f"{function}({{g}}, {{0}}, {{1}}, {{2}}, {drop}, {not i.has('relaxed')}, {e.site})"
     wanted = has_state and not isinstance(i.operands[0], Sink)
     values = [_barrier(e, i.operands[at]), count, size]
     name = _each(e, values, code, "state" if wanted else None)
@@ -216,51 +211,53 @@ for _name in ("mbarrier.try_wait", "mbarrier.test_wait"):
 
 
 @opcode("mbarrier.pending_count", "d s", "b64")
-def mbarrier_pending(e: Emitter, i: Instruction) -> None:
+def mbarrier_pending(e: Emitter, _: Instruction) -> None:
     raise e.error("the state of an mbarrier is opaque here: pending_count is not supported")
 
 
 # Fences
 
 
-def _fence(e: Emitter, i: Instruction, kind: Fence) -> None:
+def _fence(e: Emitter, kind: Fence) -> None:
     function = e.constant(fences.fence, "fence")
     e.line(f"{function}(g, {e.constant(kind, 'fence', kind)})")
 
 
-_FENCE_ORDER = f"sc acq_rel acquire release sync_restrict::shared::cluster sync_restrict::shared::cta {SCOPES}"
+_FENCE_ORDER = (
+    f"sc acq_rel acquire release sync_restrict::shared::cluster sync_restrict::shared::cta {SCOPES}"
+)
 
 
 @opcode("fence", "", "", _FENCE_ORDER)
-def fence(e: Emitter, i: Instruction) -> None:
-    _fence(e, i, Fence.THREAD)
+def fence(e: Emitter, _: Instruction) -> None:
+    _fence(e, Fence.THREAD)
 
 
 @opcode("membar", "", "", "cta gl sys")
-def membar(e: Emitter, i: Instruction) -> None:
-    _fence(e, i, Fence.THREAD)
+def membar(e: Emitter, _: Instruction) -> None:
+    _fence(e, Fence.THREAD)
 
 
 @opcode("fence.proxy.async", "", "", "global shared::cta shared::cluster generic")
-def fence_proxy_async(e: Emitter, i: Instruction) -> None:
-    _fence(e, i, Fence.PROXY_ASYNC)
+def fence_proxy_async(e: Emitter, _: Instruction) -> None:
+    _fence(e, Fence.PROXY_ASYNC)
 
 
 @opcode("fence.proxy.async::generic", "", "", f"{_FENCE_ORDER} acquire release")
-def fence_proxy_generic(e: Emitter, i: Instruction) -> None:
-    _fence(e, i, Fence.PROXY_ASYNC)
+def fence_proxy_generic(e: Emitter, _: Instruction) -> None:
+    _fence(e, Fence.PROXY_ASYNC)
 
 
 @opcode("fence.proxy.alias", "", "", "")
-def fence_proxy_alias(e: Emitter, i: Instruction) -> None:
+def fence_proxy_alias(e: Emitter, _: Instruction) -> None:
     """No effect on values."""
 
 
 @opcode("fence.proxy.tensormap::generic", "m? s?", "", f"acquire release {SCOPES}")
-def fence_proxy_tensormap(e: Emitter, i: Instruction) -> None:
+def fence_proxy_tensormap(e: Emitter, _: Instruction) -> None:
     """Tensor maps are read when they are used: no effect on values."""
 
 
 @opcode("fence.mbarrier_init", "", "", "release cluster")
-def fence_mbarrier_init(e: Emitter, i: Instruction) -> None:
-    _fence(e, i, Fence.MBARRIER_INIT)
+def fence_mbarrier_init(e: Emitter, _: Instruction) -> None:
+    _fence(e, Fence.MBARRIER_INIT)

@@ -72,8 +72,10 @@ def shift_left(a: Any, b: Any) -> Any:
 def shift_right(a: Any, b: Any) -> Any:
     """Unsigned: counts past the width give 0; signed: they give the sign."""
     bits = 8 * a.itemsize
-    return a >> np.minimum(b, bits - 1).astype(a.dtype) if a.dtype.kind == "i" else np.where(
-        b < bits, a >> b.astype(a.dtype), a.dtype.type(0)
+    return (
+        a >> np.minimum(b, bits - 1).astype(a.dtype)
+        if a.dtype.kind == "i"
+        else np.where(b < bits, a >> b.astype(a.dtype), a.dtype.type(0))
     )
 
 
@@ -155,7 +157,7 @@ _PRMT_MODES = "f4e b4e rc8 ecl ecr rc16"
 
 
 def permute(a: Any, b: Any, selector: Any) -> Any:
-    """prmt: each nibble of the selector picks a byte of b:a; its top bit spreads the byte's sign."""
+    """prmt: a nibble of the selector picks a byte of b:a; its top bit spreads the byte's sign."""
     words = np.broadcast_arrays(np.atleast_1d(a), np.atleast_1d(b), np.atleast_1d(selector))
     wide = words[0].astype(np.uint64) | words[1].astype(np.uint64) << np.uint64(32)
     out = np.zeros(wide.shape, np.uint32)
@@ -209,10 +211,10 @@ def bfe(e: Emitter, i: Instruction) -> None:
     a = e.read(i.operands[1], width)
     start, length = (e.read(operand, 32) for operand in i.operands[2:])
     first, count = i.operands[2:]
-    plain = isinstance(first, Imm) and isinstance(count, Imm) and form == "u"
-    if plain and first.value + count.value <= width:  # type: ignore[union-attr]
-        by = Value(width, "i", {"i": str(first.value)})  # type: ignore[union-attr]
-        mask = Value(width, "i", {"i": str((1 << count.value) - 1)})  # type: ignore[union-attr]
+    if isinstance(first, Imm) and isinstance(count, Imm) and form == "u":
+        by = Value(width, "i", {"i": str(min(first.value, width - 1))})
+        kept = max(0, min(count.value, width - first.value))
+        mask = Value(width, "i", {"i": str((1 << kept) - 1)})
         e.compute(i.operands[0], "({0} >> {1}) & {2}", "u", a, by, mask)
         return
     function = e.constant(extract_field, "bfe")

@@ -15,9 +15,6 @@ _COMPLETION = "mbarrier::complete_tx::bytes bulk_group"
 _HINT = "L2::cache_hint"
 
 
-
-
-
 def _copy(e: Emitter, values: list[Value], code: str) -> None:
     """Emit a call of a copy, whose fields are the values as ints."""
     e.line(code.format(*(e.get(value, "i") for value in values)))
@@ -124,7 +121,7 @@ def prefetch_bulk(e: Emitter, i: Instruction) -> None:
 
 
 @opcode("cp.async.bulk.commit_group")
-def commit_group(e: Emitter, i: Instruction) -> None:
+def commit_group(e: Emitter, _: Instruction) -> None:
     e.line(f"{e.constant(bulk.commit_group, 'commit_group')}(g)")
 
 

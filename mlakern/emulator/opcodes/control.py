@@ -11,7 +11,8 @@ from mlakern.emulator.program import Instruction
 
 @opcode("bra", "l", "", "uni", Control.JUMP)
 def bra(e: Emitter, i: Instruction) -> None:
-    """Successor 0 is the next instruction and 1 the target; an unguarded branch has the target only."""
+    """Successor 0 is the next instruction and 1 the target; an unguarded branch has the target
+    only."""
     if i.guard is None:
         e.store()
         e.line("return 0")

@@ -1,4 +1,5 @@
-"""Moves and conversions (PTX ISA, "Data Movement and Conversion Instructions": mov, cvt, cvta, mapa)."""
+"""Moves and conversions (PTX ISA, "Data Movement and Conversion Instructions": mov, cvt, cvta,
+mapa)."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from mlakern.emulator import formats
-from mlakern.emulator.addresses import OFFSET_MASK, RANK_SHIFT, SHARED
+from mlakern.emulator.addresses import RANK_SHIFT, SHARED
 from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.opcodes.bits import truth
 from mlakern.emulator.opcodes.floating import (
-    arithmetic,
     bind_pair,
+    clamp_to_one,
     extract_half,
     narrow_half,
     pack_halves,
@@ -54,17 +55,16 @@ def _pack(e: Emitter, out: Operand, parts: list[Value], width: int) -> None:
         low, high = (pack_halves(e, e.scratch(32), *pair) for pair in (parts[:2], parts[2:]))
         bind_pair(e, out, low, high)
     elif width == 32 and len(parts) == 4:
-        code = " | ".join(
-            f"({e.get(part, 'i' if e.scalar(*parts) else 'u')} & 0xFF) << {8 * n}"
-            if e.scalar(*parts)
-            else f"({e.get(part, 'U')}.astype({e.dtype('u', 32)}) & 0xFF) << {8 * n}"
-            for n, part in enumerate(parts)
-        )
-        e.set(out, "i" if e.scalar(*parts) else "u", code, 32)
+        scalar = e.scalar(*parts)
+        terms = []
+        for n, part in enumerate(parts):
+            byte = e.get(part, "i") if scalar else f"{e.get(part, 'U')}.astype({e.dtype('u', 32)})"
+            terms.append(f"({byte} & 0xFF) << {8 * n}")
+        e.set(out, "i" if scalar else "u", " | ".join(terms), 32)
     elif width == 16 and len(parts) == 2:
         form = "i" if e.scalar(*parts) else "u"
-        low, high = (e.get(part, form) for part in parts)
-        e.set(out, form, f"{low} & 0xFF | ({high} & 0xFF) << 8", 16)
+        first, second = (e.get(part, form) for part in parts)
+        e.set(out, form, f"{first} & 0xFF | ({second} & 0xFF) << 8", 16)
     else:
         raise e.error(f"packing {len(parts)} values into {width} bits is not supported")
 
@@ -84,8 +84,8 @@ def _unpack(e: Emitter, items: tuple[Operand, ...], value: Value, width: int) ->
         for n, item in enumerate(items):
             bits = item.width if isinstance(item, Reg) else 16
             cast = "" if value.scalar else f".astype({e.dtype('u', bits)})"
-            part = e.temporary(f"(({code} >> {8 * n}) & 0xFF){cast}")
-            parts.append(Value(bits, form, {form: part}))
+            byte = e.temporary(f"(({code} >> {8 * n}) & 0xFF){cast}")
+            parts.append(Value(bits, form, {form: byte}))
     else:
         raise e.error(f"unpacking {width} bits into {len(items)} values is not supported")
     for item, part in zip(items, parts, strict=True):
@@ -162,7 +162,9 @@ def resize(e: Emitter, value: Value, form: str, source: int, target: int) -> Val
     return Value(target, form, {form: e.temporary(code)})
 
 
-_CVT_MODIFIERS = "rn rz rm rp rna rni rzi rmi rpi ftz sat satfinite relu pack noftz scaled::n2::ue8m0"
+_CVT_MODIFIERS = (
+    "rn rz rm rp rna rni rzi rmi rpi ftz sat satfinite relu pack noftz scaled::n2::ue8m0"
+)
 _FLOATING = ("f16", "bf16", "f32", "f64", "tf32")
 _SMALL = ("e4m3x2", "e5m2x2", "e2m1x2")
 
@@ -202,7 +204,7 @@ def _integer(e: Emitter, i: Instruction, target: str, source: str) -> None:
 
 
 def _floating(e: Emitter, i: Instruction, target: str, source: str) -> None:
-    value = _as_float(e, i, e.read(i.operands[1], _bits(source)), source)
+    value = _as_float(e, e.read(i.operands[1], _bits(source)), source)
     rounding = next((m for m in i.modifiers if m in _ROUND_TO_INTEGER), None)
     if target[0] in "us":
         name = e.constant(to_integer, "to_integer")
@@ -226,7 +228,7 @@ def _bits(kind: str) -> int:
     return {"f16": 16, "bf16": 16, "tf32": 32}.get(kind) or int(kind[1:])
 
 
-def _as_float(e: Emitter, i: Instruction, value: Value, source: str) -> Value:
+def _as_float(e: Emitter, value: Value, source: str) -> Value:
     """Any source as float32 or float64, whichever holds it exactly."""
     if source in ("f16", "bf16"):
         return widen_half(e, value, source)
@@ -245,7 +247,9 @@ def _bind_float(e: Emitter, i: Instruction, value: Value, target: str) -> None:
     if target == "tf32":
         rounding = next((m for m in ("rn", "rz", "rna") if i.has(m)), "rn")
         function = e.constant(formats.f32_to_tf32, "tf32")
-        code = f"{function}({e.get(value, 'f')}, {rounding!r}, {i.has('satfinite')}, {i.has('relu')})"
+        code = (
+            f"{function}({e.get(value, 'f')}, {rounding!r}, {i.has('satfinite')}, {i.has('relu')})"
+        )
         e.set(out, "i" if value.scalar else "u", code + (".item()" if value.scalar else ""), 32)
         return
     if target in ("f16", "bf16"):
@@ -255,14 +259,8 @@ def _bind_float(e: Emitter, i: Instruction, value: Value, target: str) -> None:
         return
     value = _to_float(e, value, int(target[1:]))
     if i.has("sat"):
-        value = arithmetic_saturation(e, value)
+        value = e.call(e.scratch(value.width), clamp_to_one, "f", value)
     e.bind(out, value)
-
-
-def arithmetic_saturation(e: Emitter, value: Value) -> Value:
-    from mlakern.emulator.opcodes.floating import clamp_to_one
-
-    return e.call(e.scratch(value.width), clamp_to_one, "f", value)
 
 
 def _to_float(e: Emitter, value: Value, width: int) -> Value:
@@ -280,7 +278,9 @@ def _to_float(e: Emitter, value: Value, width: int) -> Value:
 def to_integer(x: Any, rounding: Callable[[Any], Any], dtype: type[Any]) -> Any:
     """Float to integer: rounded, clamped to the range; NaN becomes 0 (PTX ISA, cvt)."""
     info = np.iinfo(dtype)
-    rounded = np.nan_to_num(rounding(np.asarray(x, np.float64)), nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
+    rounded = np.nan_to_num(
+        rounding(np.asarray(x, np.float64)), nan=0.0, posinf=2.0**70, neginf=-(2.0**70)
+    )
     inside = np.clip(rounded, float(info.min), np.nextafter(float(info.max) + 1, 0))
     return np.where(rounded >= float(info.max), info.max, inside.astype(dtype)).astype(dtype)
 

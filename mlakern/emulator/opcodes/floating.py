@@ -1,9 +1,10 @@
-"""Floating-point arithmetic (PTX ISA, "Floating Point Instructions", "Half Precision …", "Mixed …").
+"""Floating-point arithmetic (PTX ISA, "Floating Point Instructions", "Half Precision …", "Mixed
+…").
 
-float32 results are rounded to nearest even; fma is computed in float64, where the product is exact, and
-rounded once more (double rounding can differ from hardware in the last bit about once in 2^29). Subnormals
-are kept: .ftz is accepted and has no effect. The approximate functions give the correctly rounded value.
-"""
+float32 results are rounded to nearest even; fma is computed in float64, where the product is
+exact, and rounded once more (double rounding can differ from hardware in the last bit about once
+in 2^29). Subnormals are kept: .ftz is accepted and has no effect. The approximate functions give
+the correctly rounded value."""
 
 from __future__ import annotations
 
@@ -71,7 +72,11 @@ def _round(kind: str) -> Callable[[Any], Any]:
 
 
 def _halves(
-    e: Emitter, i: Instruction, out: Operand, operands: tuple[Operand, ...], scalar: Callable[..., Value]
+    e: Emitter,
+    i: Instruction,
+    out: Operand,
+    operands: tuple[Operand, ...],
+    scalar: Callable[..., Value],
 ) -> None:
     kind = i.types[0].removesuffix("x2")
     packed = i.types[0].endswith("x2")
@@ -192,8 +197,6 @@ def copy_sign(sign: Any, magnitude: Any) -> Any:
 def copysign(e: Emitter, i: Instruction) -> None:
     width = int(i.types[0][1:])
     e.call(i.operands[0], copy_sign, "f", *(e.read(o, width) for o in i.operands[1:]))
-
-
 
 
 _CLASSES: dict[str, Callable[[Any], Any]] = {

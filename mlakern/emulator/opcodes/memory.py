@@ -15,8 +15,8 @@ SCOPES = "cta cluster gpu sys"
 _ORDER = "weak volatile relaxed acquire release mmio acq_rel seq_cst"
 _CACHE = (
     "ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last "
-    "L1::no_allocate L2::evict_last L2::evict_normal L2::evict_first L2::cache_hint L2::64B L2::128B "
-    "L2::256B unified"
+    "L1::no_allocate L2::evict_last L2::evict_normal L2::evict_first L2::cache_hint L2::64B "
+    "L2::128B L2::256B unified"
 )
 _ANY = f"b8 u8 s8 {BITS} {INTEGERS} {FLOATS} b128"
 
@@ -107,7 +107,9 @@ def ldu(e: Emitter, i: Instruction) -> None:
     ld(e, i)
 
 
-_ATOMIC_MODIFIERS = f"{SPACES} {SCOPES} {_ORDER} {' '.join(atomics.OPERATIONS)} noftz L2::cache_hint"
+_ATOMIC_MODIFIERS = (
+    f"{SPACES} {SCOPES} {_ORDER} {' '.join(atomics.OPERATIONS)} noftz L2::cache_hint"
+)
 
 
 def _atomic(e: Emitter, i: Instruction, out: Operand | None, first: int) -> None:
@@ -118,8 +120,7 @@ def _atomic(e: Emitter, i: Instruction, out: Operand | None, first: int) -> None
     function = e.constant(atomics.atomic, "atomic")
     listed = ", ".join(argument(e, source) for source in sources)
     code = (
-        f"{function}(g, {space!r}, {argument(e, where)}, {name!r}, {kind!r}, [{listed}], "
-        f"{e.site})"
+        f"{function}(g, {space!r}, {argument(e, where)}, {name!r}, {kind!r}, [{listed}], {e.site})"
     )
     if out is None:
         e.line(code)
@@ -155,11 +156,16 @@ def applypriority(e: Emitter, i: Instruction) -> None:
 
 
 @opcode("discard", "m s", "", "global L2")
-def discard(e: Emitter, i: Instruction) -> None:
+def discard(e: Emitter, _: Instruction) -> None:
     raise e.error("discard is not supported")
 
 
-@opcode("createpolicy", "d s s?", "b64", "fractional range L2::evict_last L2::evict_first L2::evict_normal L2::evict_unchanged global")
+@opcode(
+    "createpolicy",
+    "d s s?",
+    "b64",
+    "fractional range L2::evict_last L2::evict_first L2::evict_normal L2::evict_unchanged global",
+)
 def createpolicy(e: Emitter, i: Instruction) -> None:
     """A cache policy is an opaque word without effect."""
     e.set(i.operands[0], "i", "0", 64)

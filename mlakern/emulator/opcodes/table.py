@@ -6,9 +6,8 @@ generated for it. Adding an opcode is one decorated function::
     @opcode("add", "d s s", types=INTEGERS + FLOATS, modifiers="sat ftz rn")
     def add(e: Emitter, i: Instruction) -> None: ...
 
-Operand roles, separated by spaces: ``d`` written, ``s`` read, ``m`` an address (read), ``l`` a label
-or another name, ``b`` read and written; a trailing ``?`` makes an operand optional.
-"""
+Operand roles, separated by spaces: ``d`` written, ``s`` read, ``m`` an address (read), ``l`` a
+label or another name, ``b`` read and written; a trailing ``?`` makes an operand optional."""
 
 from __future__ import annotations
 
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from mlakern.emulator.program import Instruction
 
 Generator: TypeAlias = "Callable[[Emitter, Instruction], None]"
-
-TYPES = frozenset(
-    """pred b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 tf32 f32 f64
-    f16x2 bf16x2 f32x2 u16x2 s16x2 e4m3x2 e5m2x2 e4m3 e5m2 e2m1x2 ue8m0x2""".split()
-)
 
 BITS = "b16 b32 b64"
 INTEGERS = "u16 u32 u64 s16 s32 s64"

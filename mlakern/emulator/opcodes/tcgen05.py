@@ -39,19 +39,15 @@ def alloc(e: Emitter, i: Instruction) -> None:
     e.line(f"if not {function}({args}): return BLOCKED")
 
 
-@opcode(
-    "tcgen05.dealloc", "s s", "b32", f"{_GROUPS} sync aligned exclusive", Control.CONVERGED
-)
+@opcode("tcgen05.dealloc", "s s", "b32", f"{_GROUPS} sync aligned exclusive", Control.CONVERGED)
 def dealloc(e: Emitter, i: Instruction) -> None:
     e.converge()
     where, columns = (e.get(e.read(operand, 32), "i") for operand in i.operands)
     e.line(f"{e.constant(tensor.deallocate, 'deallocate')}(g, {where}, {columns}, {e.site})")
 
 
-@opcode(
-    "tcgen05.relinquish_alloc_permit", "", "", f"{_GROUPS} sync aligned", Control.CONVERGED
-)
-def relinquish(e: Emitter, i: Instruction) -> None:
+@opcode("tcgen05.relinquish_alloc_permit", "", "", f"{_GROUPS} sync aligned", Control.CONVERGED)
+def relinquish(e: Emitter, _: Instruction) -> None:
     e.converge()
     e.line(f"{e.constant(tensor.relinquish, 'relinquish')}(g)")
 

@@ -1,5 +1,5 @@
-"""Warp-wide instructions: shuffles, votes, elections, reductions (PTX ISA, "shfl.sync", "vote.sync",
-"match.sync", "redux.sync", "elect.sync", "activemask", "bar.warp.sync")."""
+"""Warp-wide instructions: shuffles, votes, elections, reductions (PTX ISA, "shfl.sync",
+"vote.sync", "match.sync", "redux.sync", "elect.sync", "activemask", "bar.warp.sync")."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def vote(e: Emitter, i: Instruction) -> None:
     _per_warp(e, i.operands[0], function, form, width, e.get(source, "P"))
 
 
-@opcode("redux.sync", "d s s", "b32 u32 s32 f32", "add min max and or xor abs NaN", Control.CONVERGED)
+@opcode(
+    "redux.sync", "d s s", "b32 u32 s32 f32", "add min max and or xor abs NaN", Control.CONVERGED
+)
 def redux(e: Emitter, i: Instruction) -> None:
     _mask(e, i.operands[2])
     kind = i.types[0]
