@@ -7,6 +7,7 @@ two builds of the same sources write the same bytes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -182,7 +183,7 @@ def loads(text: str, *, verify: bool = True) -> Manifest:
             "rebuild with this version of mlakern"
         )
     if verify and digest != _digest(document):
-        raise ManifestError(f"manifest: digest is {digest!r}, its content gives another; rebuild")
+        raise ManifestError(f"manifest: digest is {digest!r}, its content gives another")
     del document["schema"]
     name = document.pop("name", None)
     manifest: Manifest = _decode(Manifest, document, "manifest")
@@ -234,12 +235,17 @@ def _decode(kind: type[T], value: Any, where: str) -> Any:
     return _typed(kind, value, where)
 
 
-def _decode_record(kind: type[T], value: dict[str, Any], where: str) -> T:
-    hints = get_type_hints(kind)
+def _decode_record(kind: Any, value: dict[str, Any], where: str) -> Any:
+    hints = _hints(kind)
     unknown, missing = sorted(set(value) - set(hints)), sorted(set(hints) - set(value))
     if unknown or missing:
         raise ManifestError(f"{where}: unknown fields {unknown}, missing fields {missing}")
     return kind(**{name: _decode(hints[name], value[name], f"{where}.{name}") for name in hints})
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _decode_tuple(arguments: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:

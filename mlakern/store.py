@@ -16,13 +16,13 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from mlakern import manifest as manifests
 from mlakern.config import AXES, ConfigError, KernelConfig
 from mlakern.cubin import CubinError, multiprocessor_version, version_of_arch
 from mlakern.manifest import FileFacts, Manifest, ManifestError, SchemaError
+from mlakern.sources import source_digest
 
 CUBIN_NAME = "kernel.cubin"
 PTX_NAME = "kernel.ptx"
@@ -32,11 +32,7 @@ CUBIN_DIR_VARIABLE = "MLAKERN_CUBIN_DIR"
 CACHE_DIR_VARIABLE = "MLAKERN_CACHE_DIR"
 UNVERIFIED_VARIABLE = "MLAKERN_ALLOW_UNVERIFIED"
 
-_PACKAGE = Path(__file__).parent
-PACKAGED = _PACKAGE / "cubins"
-# What decides the bytes of a cubin and the parameters it takes.
-_SOURCES = ("kernels/**/*.py", "build/compiler.py", "signature.py", "config.py")
-
+PACKAGED = Path(__file__).parent / "cubins"
 _log = logging.getLogger(__name__)
 
 
@@ -112,9 +108,11 @@ class Entry:
         try:
             version = multiprocessor_version(image)
         except CubinError as error:
-            raise CorruptEntryError(f"{file}: {error}; rebuild it") from None
+            raise _damaged(file, str(error)) from None
         if version != version_of_arch(arch):
-            raise ArchitectureError(f"{file}: code for sm_{version}, need {arch}; rebuild it")
+            raise ArchitectureError(
+                f"{file}: code for sm_{version}, need {arch}; {_remedy(self.path)}"
+            )
         return image
 
     def _read(self, facts: FileFacts, trusted: bool) -> bytes:
@@ -122,17 +120,15 @@ class Entry:
         try:
             content = file.read_bytes()
         except OSError as error:
-            raise CorruptEntryError(f"{file}: {error.strerror}; rebuild it") from None
+            raise _damaged(file, error.strerror or str(error)) from None
         if trusted:
             _log.warning("%s: not verified, %s is set", file, UNVERIFIED_VARIABLE)
             return content
         if len(content) != facts.size:
-            raise CorruptEntryError(
-                f"{file}: got {len(content)} bytes, need {facts.size}; rebuild it"
-            )
+            raise _damaged(file, f"got {len(content)} bytes, need {facts.size}")
         digest = hashlib.sha256(content).hexdigest()
         if digest != facts.sha256:
-            raise CorruptEntryError(f"{file}: SHA-256 is {digest}, need {facts.sha256}; rebuild it")
+            raise _damaged(file, f"SHA-256 is {digest}, need {facts.sha256}")
         return content
 
 
@@ -234,11 +230,11 @@ def read_entry(path: Path, origin: str, *, trusted: bool = False) -> Entry:
     except SchemaError:
         raise
     except OSError as error:
-        raise CorruptEntryError(f"{file}: {error.strerror}; rebuild it") from None
+        raise _damaged(file, error.strerror or str(error)) from None
     except (ManifestError, UnicodeDecodeError) as error:
-        raise CorruptEntryError(f"{file}: {error}") from None
+        raise _damaged(file, str(error)) from None
     if path.name != entry_name(manifest):
-        raise CorruptEntryError(f"{file}: describes {entry_name(manifest)}, need {path.name}")
+        raise _damaged(file, f"describes {entry_name(manifest)}, need {path.name}")
     return Entry(manifest, path, origin)
 
 
@@ -250,18 +246,6 @@ def entry_name(manifest: Manifest) -> str:
 def directory_name(config: KernelConfig, key: str) -> str:
     """The folder of the entry of `config` with this key, in hex."""
     return f"{config.name}-{key[:16]}"
-
-
-@cache
-def source_digest(package: Path = _PACKAGE) -> str:
-    """SHA-256 over the names and bytes of the kernel sources in a package folder."""
-    files = {path for pattern in _SOURCES for path in package.glob(pattern)}
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def _entries_of(root: Root, config: KernelConfig) -> Iterator[Entry]:
@@ -288,6 +272,14 @@ def _differences(have: KernelConfig, want: KernelConfig) -> tuple[int, list[str]
     pairs = [(axis, getattr(have, axis), getattr(want, axis)) for axis in AXES]
     texts = [f"{axis} {had!r} instead of {need!r}" for axis, had, need in pairs if had != need]
     return len(texts), texts
+
+
+def _damaged(file: Path, what: str) -> CorruptEntryError:
+    return CorruptEntryError(f"{file}: {what}; {_remedy(file.parent)}")
+
+
+def _remedy(entry: Path) -> str:
+    return f"try mlakern prune --store {entry.parent} and build again"
 
 
 def _unverified_allowed() -> bool:

@@ -7,7 +7,6 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
-from mlakern import store
 from mlakern.build.publish import StoreWriter
 from mlakern.config import KernelConfig
 from mlakern.manifest import (
@@ -21,6 +20,7 @@ from mlakern.manifest import (
     Workspace,
 )
 from mlakern.signature import SIGNATURES, offsets
+from mlakern.sources import source_digest
 
 
 def sample_manifest(config: KernelConfig | None = None) -> Manifest:
@@ -108,6 +108,6 @@ def publish_sample(
         manifest,
         cubin=FileFacts("kernel.cubin", len(image), hashlib.sha256(image).hexdigest()),
         ptx=FileFacts("kernel.ptx", len(ptx), hashlib.sha256(ptx.encode()).hexdigest()),
-        provenance=replace(manifest.provenance, key=key, sources=sources or store.source_digest()),
+        provenance=replace(manifest.provenance, key=key, sources=sources or source_digest()),
     )
     return StoreWriter(root).publish(manifest, image, ptx)

@@ -19,6 +19,7 @@ from mlakern.build import runner
 from mlakern.cli.app import app
 from mlakern.config import KernelConfig
 from mlakern.runtime import driver
+from mlakern.sources import source_digest
 from mlakern.store import entry_directories, open_store
 
 CONFIG = KernelConfig()
@@ -330,7 +331,7 @@ class TestShowConfig:
         publish_sample(store.PACKAGED)
         report = document(call("show-config", "--json"))
         assert report["mlakern"] == mlakern.__version__
-        assert report["kernel_sources"] == store.source_digest()
+        assert report["kernel_sources"] == source_digest()
         assert report["environment"][store.CUBIN_DIR_VARIABLE] == str(root)
         assert [
             (r["origin"], r["kernels"], r["serving"], r["winner"]) for r in report["search"]

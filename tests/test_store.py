@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from mlakern.build.key import BuildKey
 from mlakern.build.publish import StoreWriter, is_intact
 from mlakern.config import KernelConfig
 from mlakern.cubin import CubinError, multiprocessor_version, version_of_arch
+from mlakern.sources import source_digest
 from mlakern.store import (
     ArchitectureError,
     CorruptEntryError,
@@ -157,6 +159,14 @@ class TestDamage:
         with pytest.raises(CorruptEntryError, match=f"{file}: No such file"):
             load(tmp_path)
 
+    def test_the_message_says_how_to_get_rid_of_it(self, tmp_path: Path) -> None:
+        (publish_sample(tmp_path) / "kernel.cubin").write_bytes(b"")
+        with pytest.raises(CorruptEntryError) as caught:
+            load(tmp_path)
+        assert str(caught.value).endswith(
+            f"got 0 bytes, need 320; try mlakern prune --store {tmp_path} and build again"
+        )
+
     def test_an_earlier_image_is_never_handed_out(self, tmp_path: Path) -> None:
         path = publish_sample(tmp_path)
         entry = open_store(tmp_path).find(CONFIG)
@@ -247,6 +257,21 @@ class TestPublication:
         (tmp_path / "file").touch()
         with pytest.raises(StoreError, match=r"Not a directory; choose another folder with --out"):
             publish_sample(tmp_path / "file")
+
+    def test_a_read_only_file_system_serves_but_takes_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Permissions do not bind root, so the system's answer is made up."""
+        publish_sample(tmp_path)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        for call in ("mkdir", "rename", "unlink", "rmdir"):
+            monkeypatch.setattr(os, call, refuse)
+        assert load(tmp_path)[0] == sample_cubin()
+        with pytest.raises(StoreError, match="Read-only file system; choose another folder"):
+            publish_sample(tmp_path, OTHER)
 
     def test_garbage_is_what_cannot_serve(self, tmp_path: Path) -> None:
         good = publish_sample(tmp_path)
@@ -411,7 +436,7 @@ class TestKey:
             for name in [*files, *others]:
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 (tree / name).write_text("changed" if name == changed else name)
-        digests = [store.source_digest(tree) for tree in trees]
+        digests = [source_digest(tree) for tree in trees]
         assert len({digests[0], *digests[1:5]}) == 5
         assert set(digests[5:]) == {digests[0]}
 
@@ -419,7 +444,7 @@ class TestKey:
         for name in ("one/kernels/a.py", "two/kernels/b.py"):
             (tmp_path / name).parent.mkdir(parents=True)
             (tmp_path / name).write_text("same")
-        assert store.source_digest(tmp_path / "one") != store.source_digest(tmp_path / "two")
+        assert source_digest(tmp_path / "one") != source_digest(tmp_path / "two")
 
 
 def test_samples_are_read_back_as_they_were_made(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ KEY_SCHEMA = 1
 
 @dataclass(frozen=True)
 class BuildKey:
-    """What goes into a key. sources: store.source_digest(); toolchain: tool to version."""
+    """What goes into a key. sources: source_digest(); toolchain: tool to version."""
 
     config: KernelConfig
     sources: str

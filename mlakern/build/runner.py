@@ -25,6 +25,7 @@ from mlakern.build.publish import is_intact
 from mlakern.build.worker import Job, Reply
 from mlakern.config import KernelConfig
 from mlakern.matrix import BuildItem
+from mlakern.sources import source_digest
 
 COMPILER = "mlakern.build.compiler"
 
@@ -88,9 +89,7 @@ def build(
 
 def _key(config: KernelConfig, compiler: str) -> BuildKey:
     module = importlib.import_module(compiler)
-    return BuildKey(
-        config, store.source_digest(), module.compile_options(config), module.toolchain()
-    )
+    return BuildKey(config, source_digest(), module.compile_options(config), module.toolchain())
 
 
 class _Worker:

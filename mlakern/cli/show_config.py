@@ -13,13 +13,13 @@ import click
 import mlakern
 from mlakern.cli.common import emit_json, json_option, output, store_option
 from mlakern.cli.kernels import listing
+from mlakern.sources import source_digest
 from mlakern.store import (
     CACHE_DIR_VARIABLE,
     CUBIN_DIR_VARIABLE,
     UNVERIFIED_VARIABLE,
     Store,
     open_store,
-    source_digest,
 )
 
 _PACKAGES = ("cuda-bindings", "nvidia-cutlass-dsl", "numpy", "ml_dtypes", "click", "rich")
