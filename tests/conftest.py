@@ -7,10 +7,15 @@ from pathlib import Path
 
 import fake_compiler
 import pytest
+from hypothesis import settings
 
 from mlakern import store
 from mlakern.build.compiler import Compiled, compile_config
 from mlakern.config import KernelConfig
+
+# The same examples on each run, and none fails because the machine is busy.
+settings.register_profile("mlakern", deadline=None, derandomize=True)
+settings.load_profile("mlakern")
 
 
 @pytest.fixture(autouse=True)

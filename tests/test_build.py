@@ -315,6 +315,17 @@ class TestRunner:
             assert entry.load_cubin() == compiled.cubin
             assert entry.load_ptx() == compiled.ptx
 
+    def test_sources_that_change_during_the_build_are_noticed(
+        self,
+        fake: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("mlakern.build.runner.source_digest", lambda: "00" * 32)
+        (outcome,) = build(ITEMS[:1], tmp_path, compiler=fake)
+        assert outcome.error == "kernel sources changed during the build; build again"
+        assert entry_directories(tmp_path) == []
+
     def test_nothing_to_build(self, fake: str, tmp_path: Path) -> None:
         assert build([], tmp_path, compiler=fake) == []
 

@@ -32,6 +32,13 @@ def test_import_loads_nothing_but_the_package_itself() -> None:
     assert done.stdout == "['mlakern']\n"
 
 
+def test_bare_install_is_the_runtime_and_the_compiler_is_pinned() -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    (bare,) = re.findall(r"^dependencies = \[(.*)\]$", project, re.MULTILINE)
+    assert bare == '"cuda-bindings>=13,<14", "platformdirs>=4"'
+    assert re.findall(r'"nvidia-cutlass-dsl(.*?)"', project) == ["[cu13]==4.8.1"]
+
+
 def test_hooks_use_the_versions_of_the_extra_dev() -> None:
     pinned = dict(
         re.findall(r'"(mypy|ruff)==([\d.]+)"', (REPOSITORY / "pyproject.toml").read_text())

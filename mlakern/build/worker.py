@@ -20,6 +20,7 @@ from mlakern.build.describe import BuildError, describe
 from mlakern.build.key import BuildKey
 from mlakern.build.publish import StoreWriter
 from mlakern.matrix import BuildItem
+from mlakern.sources import source_digest
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,9 @@ def _answer(job: Job, compiler: str) -> Reply:
 
 
 def _build(job: Job, compiler: str) -> Path:
+    # This process has imported the sources as they are now, not as they were when the key was made.
+    if source_digest() != job.key.sources:
+        raise BuildError("kernel sources changed during the build; build again")
     with tempfile.TemporaryDirectory(prefix="mlakern-") as workdir:
         compiled = importlib.import_module(compiler).compile_config(job.item.config, Path(workdir))
     manifest = describe(job.item.config, compiled, job.key, allow_spills=job.item.allow_spills)
