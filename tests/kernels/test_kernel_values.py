@@ -184,6 +184,20 @@ def test_a_kernel_with_another_mask_fails(find_kernel: Find) -> None:
     assert "kernel_vs_exact_out_bf16" in report.reason
 
 
+@pytest.mark.parametrize("fence", ["fence.proxy.async", "tcgen05.wait::ld"])
+def test_a_missing_fence_is_found(fence: str, find_kernel: Find) -> None:
+    """The race tests above can fail: the same kernel without one kind of synchronisation does."""
+    entry = find_kernel(CAUSAL)
+    lines = entry.load_ptx().splitlines()
+    kept = [line for line in lines if not line.strip().startswith(fence)]
+    assert len(kept) < len(lines)
+    broken = Disguised(entry.manifest, "\n".join(kept))
+    spec = ProblemSpec(num_heads=16, seq_lens=(300,), values="ramp", splits=1)
+    report = validate(broken, spec, EmulatorBackend(races=True))
+    assert report.status == "fail"
+    assert f"missing: {fence}" in report.reason
+
+
 def run(find_kernel: Find, config: KernelConfig, spec: ProblemSpec) -> Output:
     plan = make_plan(
         config,
