@@ -22,8 +22,9 @@ from mlakern.planning import plan
 from mlakern.reference import Numerics, modelled
 from mlakern.store import source_digest
 from mlakern.validation import backends
-from mlakern.validation.backends import CannotRunError, EmulatorBackend
+from mlakern.validation.backends import EmulatorBackend
 from mlakern.validation.compare import Output
+from mlakern.validation.gpu import GpuBackend
 from mlakern.validation.problem import MODEL_SCALE, Problem
 
 GOOD = KernelConfig(page_size=64)
@@ -82,7 +83,6 @@ def test_a_missing_kernel_cannot_run(store: Path) -> None:
 
 def test_gpu_backend_without_a_gpu_cannot_run(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlakern.validation.gpu.cannot_run_reason", lambda *_: "no CUDA device")
-    monkeypatch.setattr("mlakern.validation.gpu.GpuBackend.multiprocessors", 148)
     done = mlakern("run", GOOD.name, "--backend", "gpu", "--store", store, "--json")
     document = json.loads(done.stdout)
     assert done.exit_code == 3
@@ -197,14 +197,19 @@ def test_a_spec_that_the_arguments_refuse_is_a_usage_error(
     assert "rescale_threshold: got 9.0 + p_prescale_log2 0.0, need a sum <=" in done.stderr
 
 
-def test_a_backend_that_cannot_run_says_why(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cannot(*_: object) -> Output:
-        raise CannotRunError("not here")
-
-    monkeypatch.setattr(EmulatorBackend, "execute", cannot)
-    done = mlakern("run", GOOD.name, "--store", store)
-    assert done.exit_code == 3
-    assert "not here" in done.stdout
+def test_auto_takes_the_gpu_if_it_can_run_the_kernel(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GpuBackend, "unavailable_reason", lambda *_: None)
+    monkeypatch.setattr(GpuBackend, "multiprocessors", 132)
+    monkeypatch.setattr(GpuBackend, "execute", execute)
+    done = mlakern("run", GOOD.name, "--store", store, "--seq-lens", "8192", "--json")
+    assert json.loads(done.stdout)["backend"] == "gpu"
+    ((backend, problem),) = SEEN
+    assert isinstance(backend, GpuBackend)
+    assert problem.plan.splits == 32
+    told = mlakern("run", GOOD.name, "--store", store, "--backend", "emulator", "--json")
+    assert json.loads(told.stdout)["backend"] == "emulator"
 
 
 def test_plan_prints_what_the_planner_decides() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +19,7 @@ from mlakern.runtime.arguments import Launch
 from mlakern.runtime.arrays import ArrayView
 from mlakern.runtime.decode import load
 from mlakern.tensormap import Swizzle, TensorMap
+from mlakern.validation.gpu import cannot_run_reason
 
 OK = cuda.CUresult.CUDA_SUCCESS
 CACHES = (
@@ -199,6 +202,44 @@ def test_a_launch_hands_over_shape_stream_attributes_and_parameter_bytes(
             "values": [],
         },
     ]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (None, "cuda.bindings: cannot be imported .*; try pip install 'cuda-bindings>=13,<14'"),
+        ("missing", "CUDA driver: cannot be loaded: no libcuda"),
+        ("old", "CUDA driver: cuInit failed with CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+    ],
+)
+def test_a_machine_without_a_driver_says_what_is_missing(
+    broken: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bindings:
+        CUresult = cuda.CUresult
+
+        @staticmethod
+        def cuInit(_: int) -> Any:  # noqa: N802
+            if broken == "missing":
+                raise RuntimeError("no libcuda")
+            return (cuda.CUresult.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,)
+
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", broken and Bindings)
+    monkeypatch.setattr("cuda.bindings.driver", broken and Bindings)
+    if broken is None:
+        monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    driver.bindings.cache_clear()
+    with pytest.raises(driver.DriverUnavailableError, match=message):
+        driver.bindings()
+    # What `mlakern run` prints on such a machine.
+    assert re.search(message, cannot_run_reason("sm_100a") or "")
+    driver.bindings.cache_clear()
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_gpu_runs_kernels_of_its_own_architecture_only() -> None:
+    assert cannot_run_reason("sm_100a") is None
+    assert cannot_run_reason("sm_103a") == "device 0 is sm_100a, the kernel is for sm_103a"
 
 
 def test_a_bad_status_names_the_call_and_the_status(recorder: Recorder) -> None:

@@ -18,7 +18,7 @@ from mlakern.planning import plan as make_plan
 from mlakern.planning import workspace_rule
 from mlakern.reference import Numerics, Result, exact, modelled
 from mlakern.tensormap import TensorMap
-from mlakern.validation.backends import CannotRunError, launches_of, mapped_ranges, place
+from mlakern.validation.backends import launches_of, mapped_ranges, place
 from mlakern.validation.buffers import Buffer
 from mlakern.validation.compare import BOUNDS, Measured, Output, compare
 from mlakern.validation.problem import LAYOUTS, Problem, ProblemSpec, make_problem
@@ -248,6 +248,9 @@ class ModelBackend:
     name: str = "model"
     multiprocessors: int = 148
 
+    def unavailable_reason(self, config: KernelConfig) -> str | None:
+        return None if config.arch == "sm_100a" else "not made for it"
+
     def execute(self, entry: FakeEntry, p: Problem) -> Output:
         (launch, *_) = launches_of(entry.manifest, p, place(p.buffers), "cuda:0")
         maps = [v for v in launch.parameters if isinstance(v, TensorMap)]
@@ -280,8 +283,8 @@ def test_validate_passes_and_fails_by_value() -> None:
 
 def test_validate_says_why_it_cannot_run() -> None:
     class Nowhere(ModelBackend):
-        def execute(self, entry: FakeEntry, p: Problem) -> Output:
-            raise CannotRunError(f"no device for {entry.manifest.config.arch} {len(p.buffers)}")
+        def unavailable_reason(self, config: KernelConfig) -> str | None:
+            return f"no device for {config.arch}"
 
     report = validate(fake_entry(), SPEC, Nowhere())
     assert (report.status, report.errors) == ("unavailable", ())

@@ -27,7 +27,7 @@ from mlakern.runtime.arguments import Scalars
 from mlakern.store import MissingKernelError, Store, StoreError, open_store
 from mlakern.validation.backends import Backend, EmulatorBackend
 from mlakern.validation.compare import Measured
-from mlakern.validation.gpu import GpuBackend, cannot_run_reason
+from mlakern.validation.gpu import GpuBackend
 from mlakern.validation.problem import (
     LAYOUTS,
     MODEL_SCALE,
@@ -106,8 +106,9 @@ def run(
     configs = _present(store, axes) if run_all else [config_from(config, axes)]
 
     def backend_for(kernel: KernelConfig) -> Backend:
-        if backend == "gpu" or (backend == "auto" and cannot_run_reason(kernel.arch) is None):
-            return GpuBackend()
+        gpu = GpuBackend()
+        if backend == "gpu" or (backend == "auto" and gpu.unavailable_reason(kernel) is None):
+            return gpu
         detect = _is_small(spec) if races is None else races
         return EmulatorBackend(races=detect, delay_seed=delay_seed)
 
@@ -203,7 +204,7 @@ def _print(reports: Sequence[Report]) -> None:
     output.print(table)
     for report in reports:
         if report.reason:
-            output.print(f"{report.config.name}: {report.reason}", markup=False)
+            output.print(f"{report.config.name}: {report.reason}", markup=False, soft_wrap=True)
     if not reports:
         output.print("no kernel to run; try mlakern build", markup=False)
     verdict = {ExitCode.OK: "PASS", ExitCode.FAILED: "FAIL", ExitCode.UNAVAILABLE: "UNAVAILABLE"}

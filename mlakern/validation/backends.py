@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mlakern.config import KernelConfig
 from mlakern.manifest import Manifest
 from mlakern.runtime.arguments import Launch, Tensors, build_launches
 from mlakern.validation.buffers import Buffer
@@ -26,10 +27,6 @@ _SPACING = 1 << 20
 Images = Mapping[str, NDArray[np.uint8]]
 
 
-class CannotRunError(RuntimeError):
-    """The backend cannot run this kernel on this machine; the message says why."""
-
-
 class Entry(Protocol):
     """What a backend takes from the store."""
 
@@ -40,14 +37,17 @@ class Entry(Protocol):
 
 
 class Backend(Protocol):
-    """Runs problems. multiprocessors: what the planner is told."""
+    """Runs problems. multiprocessors: what the planner is told, once the backend is available."""
 
     @property
     def name(self) -> str: ...
     @property
     def multiprocessors(self) -> int: ...
+    def unavailable_reason(self, config: KernelConfig) -> str | None:
+        """Why this machine cannot run the configuration; None if it can."""
+
     def execute(self, entry: Entry, problem: Problem) -> Output:
-        """One decode call; CannotRunError if it is impossible here."""
+        """One decode call."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,12 @@ class EmulatorBackend:
     def name(self) -> str:
         return "emulator"
 
+    def unavailable_reason(self, config: KernelConfig) -> str | None:  # noqa: ARG002
+        """None: any machine runs any kernel."""
+        return None
+
     def execute(self, entry: Entry, problem: Problem) -> Output:
+        """The launches one after the other; EmulatorError for a fault of the kernel."""
         from mlakern.emulator import GlobalMemory, Options
 
         memory = GlobalMemory()

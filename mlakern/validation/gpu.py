@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mlakern.config import KernelConfig
 from mlakern.runtime import driver
-from mlakern.validation.backends import CannotRunError, Entry, launches_of, output_of
+from mlakern.validation.backends import Entry, launches_of, output_of
 from mlakern.validation.buffers import Buffer
 from mlakern.validation.compare import Output
 from mlakern.validation.problem import Problem
@@ -28,11 +29,12 @@ class GpuBackend:
     def multiprocessors(self) -> int:
         return driver.multiprocessors(self.device)
 
+    def unavailable_reason(self, config: KernelConfig) -> str | None:
+        """Without a driver, a device, or a device of the configuration's architecture."""
+        return cannot_run_reason(config.arch, self.device)
+
     def execute(self, entry: Entry, problem: Problem) -> Output:
-        """Copies the problem to the device, launches and waits; CannotRunError for other GPUs."""
-        reason = cannot_run_reason(entry.manifest.config.arch, self.device)
-        if reason:
-            raise CannotRunError(reason)
+        """Copies the problem to the device, launches, waits and copies the results back."""
         with driver.device_context(self.device):
             return self._execute(entry, problem)
 

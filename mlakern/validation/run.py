@@ -9,7 +9,7 @@ from typing import Any
 from mlakern.config import KernelConfig
 from mlakern.planning import plan as make_plan
 from mlakern.reference import Numerics, exact, modelled
-from mlakern.validation.backends import Backend, CannotRunError, Entry
+from mlakern.validation.backends import Backend, Entry
 from mlakern.validation.compare import Measured, compare
 from mlakern.validation.problem import ProblemSpec, make_problem
 
@@ -56,6 +56,9 @@ def validate(entry: Entry, spec: ProblemSpec, backend: Backend) -> Report:
     does not take.
     """
     config = entry.manifest.config
+    reason = backend.unavailable_reason(config)
+    if reason:
+        return Report(config, backend.name, spec, UNAVAILABLE, reason=reason)
     plan = make_plan(
         config,
         spec.seq_lens,
@@ -68,8 +71,6 @@ def validate(entry: Entry, spec: ProblemSpec, backend: Backend) -> Report:
     start = time.perf_counter()
     try:
         output = backend.execute(entry, problem)
-    except CannotRunError as error:
-        return Report(config, backend.name, spec, UNAVAILABLE, reason=str(error))
     except _faults() as error:
         seconds = time.perf_counter() - start
         return Report(config, backend.name, spec, FAIL, seconds=seconds, reason=str(error))
