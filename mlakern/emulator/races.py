@@ -13,9 +13,9 @@ What orders accesses:
 - arrive (release) and wait (acquire) of mbarriers, named barriers and the cluster's barrier.
 - A generic write and a later asynchronous access (TMA, MMA) need fence.proxy.async between them,
   by the writer or by whoever has learnt of the write.
-- With ``tcgen05_fences``, an access to tensor memory after a wait also needs
-  tcgen05.fence::after_thread_sync. Without it, acquire patterns of barriers count as enough; the
-  PTX ISA's examples have the fence, shipped kernels do without.
+- An access to tensor memory after a wait also needs tcgen05.fence::after_thread_sync, as in all
+  examples of the PTX ISA. Some shipped kernels do without; for them ``tcgen05_fences=False`` takes
+  an acquiring wait for enough.
 - Using an mbarrier needs its initialisation before; by TMA or a commit also a
   fence.mbarrier_init or fence.proxy.async by the initialising warp.
 
@@ -89,7 +89,7 @@ class RaceDetector:
     once, and go on.
     """
 
-    def __init__(self, tcgen05_fences: bool = False, collect: bool = False) -> None:
+    def __init__(self, tcgen05_fences: bool = True, collect: bool = False) -> None:
         self.races: list[Race] = []
         self._needs_fences = tcgen05_fences
         self._collect = collect
