@@ -4,7 +4,8 @@ Generic addresses (64 bits) carry their window in the top byte; global memory is
 shared address of any kind is ``rank << 24 | offset``: a plain shared::cta address is a
 shared::cluster address too, so that masking its rank bits reaches a peer, as on hardware. The
 system reserves the first 1024 bytes of shared memory; static variables follow, then dynamic
-shared memory."""
+shared memory.
+"""
 
 from __future__ import annotations
 

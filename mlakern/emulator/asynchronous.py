@@ -3,7 +3,8 @@
 Eagerly (the default) work is done when it is issued, which gives the right results and exact
 barrier phases. Delayed, it is kept: one queue for each tensor pipe, in order, and copies in any
 order; the scheduler completes some of it now and then, by its seed, and the rest when nothing
-else can run."""
+else can run.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A group that arrives and finds the barrier incomplete keeps a token (`Arrival`) and sleeps; when
 it runs the instruction again, the token tells that it has arrived and which generation it waits
-for."""
+for.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Copies by the tensor memory accelerator, as instructions see them (PTX ISA, "cp.async.bulk",
-"cp.async.bulk.tensor"): destinations of a multicast, barriers to signal, bulk groups."""
+"cp.async.bulk.tensor"): destinations of a multicast, barriers to signal, bulk groups.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def _signals(
     """The mbarrier that each destination's bytes complete on.
 
     A multicast signals the barrier at the same offset in each destination, or with cta_group::2
-    in the CTA of the destination's pair that has the parity of the given barrier's."""
+    in the CTA of the destination's pair that has the parity of the given barrier's.
+    """
     if not multicast:
         return [mbarrier.find(g, barrier)]
     offset = barrier & OFFSET_MASK

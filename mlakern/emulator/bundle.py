@@ -3,7 +3,8 @@
 Among the groups of a bundle that can run, the one at the smallest program counter runs, until it
 passes another group or meets it; compilers place the point where branches meet after them, so
 this makes lanes converge again. A group that waits is passed over, so lanes make progress
-independently of each other."""
+independently of each other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import numpy as np
 from mlakern.emulator.codegen import BLOCKED, EXITED
 from mlakern.emulator.emitter import Mode
 from mlakern.emulator.errors import EmulatorError, Fault
-from mlakern.emulator.group import WARP, Group, Registers, merge, scalarise, split
+from mlakern.emulator.group import WARP, Group, Registers, merge, narrowed_kind, scalarise, split
 from mlakern.emulator.hardware_error import HardwareError
 from mlakern.emulator.runtime import ConvergenceWait
 
@@ -49,18 +50,17 @@ class Bundle:
         self.queued = False
         self.bulk_groups: dict[int, list[list[Any]]] = {}
         first = Group(self, np.arange(size), Registers())
-        self._enter(first, 0)
+        self._enter(first, 0, {})
         self.groups = [first]
 
     def special(self, name: str) -> Any:
         """A special register of every lane."""
         return self.cta.launch.special(name, self.first_thread, self.size)
 
-    def _enter(self, group: Group, pc: int) -> None:
+    def _enter(self, group: Group, pc: int, kinds: dict[int, str]) -> None:
         """Point a group at an instruction, with the code for its registers' present kinds."""
-        live = self.code.flow.live_in(pc)
-        kinds = "".join([group.registers.kind(number) for number in live])
-        group.variant = self.code.variant(pc, group.mode, kinds)
+        text = "".join([kinds.get(number, "-") for number in self.code.flow.live_in(pc)])
+        group.variant = self.code.variant(pc, group.mode, text)
 
     def run(self, quota: int = QUOTA) -> bool:
         """Run groups until none can or the quota is used up; True if some still can."""
@@ -70,10 +70,10 @@ class Bundle:
                 return False
             if quota <= 0:
                 return True
-            group = min(ready, key=_pc) if len(ready) > 1 else ready[0]
+            group = min(ready, key=_pc)
             if len(self.groups) == 1:
                 quota = self._run_alone(group, quota)
-            else:
+            elif not (group.mergeable and self._meet(group, self.groups)):
                 quota = self._run_among(group, quota)
 
     def _run_alone(self, group: Group, quota: int) -> int:
@@ -102,7 +102,7 @@ class Bundle:
     def _run_among(self, group: Group, quota: int) -> int:
         """Run one group of several until it stops, parts, or meets or passes another one."""
         others = [g for g in self.groups if g is not group]
-        meeting = {g.variant.pc for g in others if g.token is None}
+        meeting = {g.variant.pc for g in others if g.mergeable}
         limit = min((g.variant.pc for g in others if g.waiting is None), default=_NEVER)
         variant, registers = group.variant, group.registers
         warps = len(group.warps)
@@ -118,12 +118,13 @@ class Bundle:
                 if choice < 0:
                     self._stop(group, choice)
                     return quota
+                group.apart = False
                 following = variant.next[choice]
                 if following is None:
                     following = self.code.successor(variant, choice)
                 group.variant = variant = following
                 if variant.pc in meeting:
-                    self._meet(group)
+                    self._meet(group, [g for g in others if g.origin is group.origin])
                     return quota
                 if variant.pc > limit:
                     return quota
@@ -141,29 +142,35 @@ class Bundle:
         if stay:
             variant.hits -= len(group.warps)
         parts = split(group, choice[0] if stay else choice)
+        group.kinds = variant.inputs if stay else variant.kinds
         self.groups.remove(group)
         for value, part in parts:
             pc = variant.pc if stay else variant.targets[value]
             live = self.code.flow.live_in(pc)
+            kinds = {n: narrowed_kind(group.kinds[n], self.widths[n], part.mode) for n in live}
             if part.mode is Mode.WARP and group.mode is Mode.BUNDLE:
-                scalarise(part, live)
-            self._enter(part, pc)
+                scalarise(part, kinds)
+            self._enter(part, pc, kinds)
             self.groups.append(part)
-            if not stay:
-                self._meet(part)
+            part.apart = stay
 
-    def _meet(self, group: Group) -> None:
-        """Merge a group with those at the same instruction that have not arrived at a barrier."""
+    def _meet(self, group: Group, others: list[Group]) -> bool:
+        """Merge a group with those among ``others`` at the same instruction; True if there are any.
+
+        A group that arrives somewhere merges with parts of the group that it was split from, which
+        is cheap and puts that group together again; only when it is about to run, and such parts
+        have not come, does it merge with others.
+        """
         pc = group.variant.pc
-        here = [g for g in self.groups if g.variant.pc == pc and g.token is None]
-        here.remove(group)
+        here = [g for g in others if g.variant.pc == pc and g.mergeable and g is not group]
         for other in here:
             self.groups.remove(other)
             self.groups.remove(group)
             self._forget(other)
-            group = merge(group, other, self.code.flow.live_in(pc))
-            self._enter(group, pc)
+            group, kinds = merge(group, other, self.code.flow.live_in(pc))
+            self._enter(group, pc, kinds)
             self.groups.append(group)
+        return bool(here)
 
     def _forget(self, group: Group) -> None:
         """Take a sleeping group off the lists of what it waits for."""

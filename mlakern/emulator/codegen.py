@@ -3,7 +3,8 @@
 A *variant* is a region compiled for one mode (whole warps, one lane, …) and one kind for each
 live register. Since the kinds at its end follow from those at its start, a variant remembers its
 successors, and running from region to region costs one list access. Variants live as long as the
-module."""
+module.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +56,14 @@ class Variant:
     """A compiled region.
 
     run(registers, group): returns the index of the successor in ``targets``, an array of such
-    indices (one for each lane, when lanes disagree), BLOCKED or EXITED. written: bit set of the
-    registers that it stores. hits: how many warps have run it."""
+    indices (one for each lane, when lanes disagree), a 1-tuple of an array (lanes that part and
+    stay), BLOCKED or EXITED. inputs, kinds: kinds of the live registers before and after it.
+    written: bit set of the registers that it stores. hits: how many warps have run it.
+    """
 
     __slots__ = (
         "hits",
+        "inputs",
         "instructions",
         "kinds",
         "mode",
@@ -79,6 +83,7 @@ class Variant:
         instructions: list[Instruction],
         sites: list[Instruction],
         targets: list[int],
+        inputs: dict[int, str],
         kinds: dict[int, str],
         written: int,
     ) -> None:
@@ -88,6 +93,7 @@ class Variant:
         self.instructions = instructions
         self.sites = sites
         self.targets = targets
+        self.inputs = inputs
         self.kinds = kinds
         self.written = written
         self.next: list[Variant | None] = [None] * len(targets)
@@ -156,6 +162,7 @@ class Code:
             instructions,
             emitter.sites,
             targets,
+            kinds,
             out,
             written,
         )

@@ -2,7 +2,8 @@
 
 The opcode generators talk to an `Emitter`. It knows in which forms every register exists at this
 point (`values.Value`), converts on demand and only once, and keeps one generated line for each
-step so that an exception's line number leads back to the PTX instruction."""
+step so that an exception's line number leads back to the PTX instruction.
+"""
 
 from __future__ import annotations
 

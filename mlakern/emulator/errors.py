@@ -2,7 +2,8 @@
 
 Hardware functions raise `HardwareError` with the bare fact ("got X, need Y"); the machine catches
 it where the instruction is known and turns it into an `EmulatorError` that names instruction, PTX
-line, CTA, warp and lane."""
+line, CTA, warp and lane.
+"""
 
 from __future__ import annotations
 

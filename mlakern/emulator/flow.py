@@ -3,7 +3,8 @@
 Code runs in *regions*: straight lines of instructions that begin at a branch target, after a
 branch or at an instruction that may wait, and end before the next such place. `live_in` says
 which registers a region or anything after it may read; only those survive when lanes part and
-meet again."""
+meet again.
+"""
 
 from __future__ import annotations
 

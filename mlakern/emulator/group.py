@@ -7,7 +7,8 @@ makes an elected thread cheap.
 
 Splitting copies nothing: the parts inherit registers from the group they came from (`Registers`)
 and fetch their lanes of one when they first read it. Merging two parts touches only registers
-that one of them wrote and that are still live."""
+that one of them wrote and that are still live.
+"""
 
 from __future__ import annotations
 
@@ -110,12 +111,16 @@ class Group:
 
     lanes: their indices in the bundle, ascending. mask: the same as a bit set. waiting: why the
     group does not run, or None. token: an arrival at a barrier that the group has yet to see
-    completed. origin: the group that this one was split from. written: registers written since
-    then, as a bit set."""
+    completed. apart: it was split off to run its instruction alone. origin: the group that it was
+    split from. written: registers written since then, as a bit set. kinds: of its registers at the
+    moment when it was split itself.
+    """
 
     __slots__ = (
+        "apart",
         "bundle",
         "cta",
+        "kinds",
         "lanes",
         "mask",
         "mode",
@@ -142,8 +147,10 @@ class Group:
         self.registers = registers
         self.waiting: Wait | None = None
         self.token: Any = None
+        self.apart = False
         self.timed_out = False
         self.written = 0
+        self.kinds: dict[int, str] = {}
         self.variant: Variant
         self.warps = tuple(
             bundle.first_warp + w
@@ -165,8 +172,9 @@ class Group:
         return Mode.WARP if self.width == WARP else Mode.BUNDLE
 
     @property
-    def pc(self) -> int:
-        return self.variant.pc
+    def mergeable(self) -> bool:
+        """Whether the group may become one with others at the same instruction."""
+        return self.token is None and not self.apart
 
     def special(self, name: str) -> Any:
         """A special register that differs between lanes: an array, or an int for one lane."""
@@ -218,22 +226,35 @@ def split(group: Group, choices: Any) -> list[tuple[int, Group]]:
     return parts
 
 
-def scalarise(group: Group, live: tuple[int, ...]) -> None:
+def scalarise(group: Group, kinds: dict[int, str]) -> None:
     """Turn registers that are equal in all lanes of a new warp group into scalars.
 
-    What differs between the warps of a bundle is often the same within each of them.
+    What differs between the warps of a bundle is often the same within each of them. Updates kinds.
     """
     registers = group.registers
-    for number in live:
-        if registers.kind(number) in "usfp":
+    for number, kind in kinds.items():
+        if kind in "usfp":
             value = registers[number]
             raw = value.view(UNSIGNED[8 * value.itemsize])
             if (raw == raw[0]).all():
-                registers[number] = narrow(value, 0)
+                registers[number] = value = narrow(value, 0)
+                kinds[number] = kind_of(value)
 
 
-def merge(first: Group, second: Group, live: tuple[int, ...]) -> Group:
-    """One group from two that stand at the same instruction, where ``live`` registers matter."""
+def narrowed_kind(kind: str, width: int, mode: Mode) -> str:
+    """The kind of a register of ``width`` bits in a part of the group where it has ``kind``."""
+    if mode is not Mode.LANE or kind in "igbP-":
+        return kind
+    if kind == "f" and width == 32:
+        return "g"
+    return "b" if kind == "p" else "i"
+
+
+def merge(first: Group, second: Group, live: tuple[int, ...]) -> tuple[Group, dict[int, str]]:
+    """One group from two that stand at the same instruction, where ``live`` registers matter.
+
+    Also returns the kinds of the live registers.
+    """
     bundle, origin = first.bundle, first.origin
     a, b = first.registers, second.registers
     lanes = np.concatenate((first.lanes, second.lanes))
@@ -242,25 +263,30 @@ def merge(first: Group, second: Group, live: tuple[int, ...]) -> Group:
     place[order] = np.arange(len(order))
     at = place[: first.width], place[first.width :]
     written = first.written | second.written
+    kinds: dict[int, str] = {}
+    changed = live
     if origin is None or second.origin is not origin:
         origin, result = None, Group(bundle, lanes[order], Registers())
     elif first.mask | second.mask == origin.mask:
         result = origin
         result.waiting = None
-        live = tuple(number for number in live if written >> number & 1)
+        kinds, changed = origin.kinds, tuple(n for n in live if written >> n & 1)
     else:
         index = np.concatenate((np.atleast_1d(a.index), np.atleast_1d(b.index)))[order]
         inherited = Registers(origin.registers, index)
         result = Group(bundle, lanes[order], inherited, origin)
-        live = tuple(number for number in live if written >> number & 1)
-    for number in live:
+        kinds, changed = origin.kinds, tuple(n for n in live if written >> n & 1)
+    kinds = {number: kinds.get(number, "-") for number in live}
+    for number in changed:
         value = _combine(a, b, number, at, bundle.widths[number])
         if value is None:
             result.registers.pop(number, None)
+            kinds[number] = "-"
         else:
             result.registers[number] = value
+            kinds[number] = kind_of(value)
     result.written |= written
-    return result
+    return result, kinds
 
 
 def _combine(a: Registers, b: Registers, number: int, at: tuple[Any, Any], width: int) -> Any:

@@ -1,10 +1,12 @@
 """Exchange between the lanes of each warp of a group.
 
 Groups may hold parts of warps; what a lane that is not in the group would contribute is left out,
-and reading from one is a fault."""
+and reading from one is a fault.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +22,30 @@ FULL_WARP = (1 << WARP) - 1
 
 def shuffle(g: Group, values: Any, mode: str, operand: Any, clamp: Any) -> tuple[Any, Any]:
     """shfl.sync: the values that lanes read, and whether their source lane was in range."""
-    lane = (g.lanes % WARP).astype(np.int64)
-    operand = np.asarray(operand).astype(np.int64) & 31
-    clamp = np.asarray(clamp).astype(np.int64)
+    if operand.ndim == clamp.ndim == 0 and g.width == WARP * len(g.warps):
+        source, valid = _whole_warps(mode, int(operand), int(clamp), g.width)
+        return values[source], valid
+    lane = g.lanes % WARP
+    source, valid = _sources(lane, mode, operand.astype(np.int64), clamp.astype(np.int64))
+    place = g.lanes - lane + source
+    index = np.searchsorted(g.lanes, place).clip(0, g.width - 1)
+    absent = np.flatnonzero(g.lanes[index] != place)
+    if len(absent):
+        raise Fault("shuffle from a lane that does not take part", int(absent[0]))
+    return values[index], np.broadcast_to(valid, values.shape)
+
+
+@lru_cache(maxsize=256)
+def _whole_warps(mode: str, operand: int, clamp: int, width: int) -> tuple[Any, Any]:
+    """Sources among the lanes of whole warps, and their validity; the same for every warp."""
+    lane = np.arange(width)
+    source, valid = _sources(lane % WARP, mode, operand, clamp)
+    return lane - lane % WARP + source, np.broadcast_to(valid, lane.shape)
+
+
+def _sources(lane: Any, mode: str, operand: Any, clamp: Any) -> tuple[Any, Any]:
+    """Source lanes in the warp (PTX ISA, shfl.sync), a lane's own where the source is out of range."""
+    operand = operand & 31
     segment, limit = clamp >> 8 & 31, clamp & 31
     highest = (lane & segment) | (limit & ~segment)
     lowest = lane & segment
@@ -38,15 +61,7 @@ def shuffle(g: Group, values: Any, mode: str, operand: Any, clamp: Any) -> tuple
     else:
         source = lowest | (operand & ~segment)
         valid = source <= highest
-    source = np.where(valid, source, lane)
-    place = g.lanes - lane + source
-    if g.width != g.bundle.size:
-        index = np.searchsorted(g.lanes, place).clip(0, g.width - 1)
-        absent = np.flatnonzero(g.lanes[index] != place)
-        if len(absent):
-            raise Fault("shuffle from a lane that does not take part", int(absent[0]))
-        place = index
-    return values[place], np.broadcast_to(valid, values.shape)
+    return np.where(valid, source, lane), valid
 
 
 def _rows(g: Group, values: Any, missing: Any) -> Any:

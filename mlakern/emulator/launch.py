@@ -30,7 +30,8 @@ class Options:
     """How a launch is executed.
 
     races: run the race detector. delay: complete asynchronous work late and shuffle the schedule,
-    both determined by ``seed``. seed alone shuffles only the schedule."""
+    both determined by ``seed``. seed alone shuffles only the schedule.
+    """
 
     races: bool = False
     seed: int | None = None

@@ -1,7 +1,8 @@
 """ldmatrix and stmatrix: 8×8 matrices of 16-bit elements between shared memory and registers.
 
 Lanes 8i … 8i+7 give the row addresses of matrix i; thread t holds elements (t / 4, 2(t % 4)) and
-the one beside it, or of the transpose (PTX ISA, "ldmatrix", "stmatrix")."""
+the one beside it, or of the transpose (PTX ISA, "ldmatrix", "stmatrix").
+"""
 
 from __future__ import annotations
 

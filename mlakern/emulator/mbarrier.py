@@ -3,7 +3,8 @@
 A phase completes when its pending arrivals and its transaction count are both zero; the count of
 bytes may pass below zero for a moment. A phase is numbered from 0; try_wait.parity(P) succeeds
 when the current phase has another parity than P, that is when the latest phase of parity P has
-completed."""
+completed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class MBarrier:
 
     count: arrivals of a phase. pending: arrivals still missing. bytes: transaction bytes still
     missing. phase: the current phase. delivered: the latest phase that asynchronous bytes belong
-    to; observed: the latest phase that a thread has seen completed."""
+    to; observed: the latest phase that a thread has seen completed.
+    """
 
     __slots__ = (
         "bytes",
@@ -57,8 +59,8 @@ class MBarrier:
     def state(self) -> str:
         return (
             f"mbarrier at shared offset {self.offset:#x} of CTA rank {self.cta.rank}: "
-            f"phase {self.phase} (parity {self.phase & 1}), pending {self.pending} of {self.count} arrivals, "
-            f"{self.bytes} transaction bytes"
+            f"phase {self.phase} (parity {self.phase & 1}), "
+            f"pending {self.pending} of {self.count} arrivals, {self.bytes} transaction bytes"
         )
 
     def arrive(self, arrivals: int) -> None:
@@ -180,7 +182,8 @@ def complete(g: Group, address: int, size: int) -> None:
 
 def wait_parity(g: Group, address: int, parity: int, acquire: bool, site: Site) -> bool | None:
     """try_wait.parity and test_wait.parity: True, False when the time limit has passed, or None
-    when the group has to wait (it then runs the instruction again)."""
+    when the group has to wait (it then runs the instruction again).
+    """
     if parity not in (0, 1):
         raise Fault(f"mbarrier parity: got {parity}, need 0 or 1")
     barrier = find(g, address)

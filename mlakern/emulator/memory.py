@@ -1,7 +1,8 @@
 """Byte-addressed memories: one shared memory, and global memory as a set of buffers.
 
 Accesses come for one address (Python ints in and out) or for all lanes (arrays). Bounds are
-checked by numpy's own indexing; only a failure looks for the lane to blame."""
+checked by numpy's own indexing; only a failure looks for the lane to blame.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +196,8 @@ class GlobalMemory:
 
         address: where to place it (a multiple of 16); otherwise after the last buffer, with a gap
         of at least 1 MiB. Raises ValueError for an array that is not contiguous or an address in
-        use."""
+        use.
+        """
         if not array.flags.c_contiguous:
             raise ValueError(f"buffer {name}: the array is not C-contiguous; pass a copy")
         if writable and not array.flags.writeable:

@@ -59,7 +59,8 @@ class Module:
         parameters: for each kernel parameter in order its little-endian bytes, or a TensorMap.
         observer: is told of accesses and synchronisation; ``Options(races=True)`` makes one that
         looks for races. Raises EmulatorError for whatever hardware leaves undefined and
-        DeadlockError (one of them) when nothing can run."""
+        DeadlockError (one of them) when nothing can run.
+        """
         if entry_name not in self.entries:
             known = ", ".join(self.entries)
             raise EmulatorError(f"launch: no kernel {entry_name}; this module has: {known}")

@@ -4,7 +4,8 @@ The grammar is that of the PTX ISA, "Syntax", as far as compilers emit it. Three
 resolved here so that nothing later has to know them: nested ``{ }`` scopes (of inline assembly)
 have their own registers and labels, which get names of their own; a guarded instruction other
 than a branch becomes a branch around it; every opcode and modifier is checked against the opcode
-table."""
+table.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """tcgen05 instructions as the machine runs them: who issues, which CTAs and quadrants take part,
 and in which order the tensor pipe completes work (PTX ISA, "TensorCore 5th Generation Family
-Instructions")."""
+Instructions").
+"""
 
 from __future__ import annotations
 

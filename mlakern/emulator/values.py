@@ -41,7 +41,8 @@ class Value:
     width: bits. kind: the form it was computed in. names: form → Python expression. The forms are
     the kinds above, j (scalar signed int) and h (scalar float64). An array form of a scalar value
     is a 0-d array, which broadcasts; `full` forms (written ``U`` for u …) have one element for
-    each lane."""
+    each lane.
+    """
 
     width: int
     kind: str

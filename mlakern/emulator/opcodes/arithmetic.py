@@ -1,5 +1,6 @@
 """Integer arithmetic, comparison and selection (PTX ISA, "Integer Arithmetic Instructions",
-"Comparison and Selection Instructions")."""
+"Comparison and Selection Instructions").
+"""
 
 from __future__ import annotations
 

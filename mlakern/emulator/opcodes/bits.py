@@ -1,5 +1,6 @@
 """Logic, shifts and bit fields (PTX ISA, "Logic and Shift Instructions", and the bit operations of
-"Integer Arithmetic Instructions")."""
+"Integer Arithmetic Instructions").
+"""
 
 from __future__ import annotations
 

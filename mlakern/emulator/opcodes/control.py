@@ -12,7 +12,8 @@ from mlakern.emulator.program import Instruction
 @opcode("bra", "l", "", "uni", Control.JUMP)
 def bra(e: Emitter, i: Instruction) -> None:
     """Successor 0 is the next instruction and 1 the target; an unguarded branch has the target
-    only."""
+    only.
+    """
     if i.guard is None:
         e.store()
         e.line("return 0")

@@ -1,5 +1,6 @@
 """Moves and conversions (PTX ISA, "Data Movement and Conversion Instructions": mov, cvt, cvta,
-mapa)."""
+mapa).
+"""
 
 from __future__ import annotations
 

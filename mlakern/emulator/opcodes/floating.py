@@ -4,7 +4,8 @@
 float32 results are rounded to nearest even; fma is computed in float64, where the product is
 exact, and rounded once more (double rounding can differ from hardware in the last bit about once
 in 2^29). Subnormals are kept: .ftz is accepted and has no effect. The approximate functions give
-the correctly rounded value."""
+the correctly rounded value.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Loads, stores, atomics, prefetches and matrix loads (PTX ISA, "Data Movement and Conversion
-Instructions", "Parallel Synchronization and Communication Instructions": atom, red)."""
+Instructions", "Parallel Synchronization and Communication Instructions": atom, red).
+"""
 
 from __future__ import annotations
 

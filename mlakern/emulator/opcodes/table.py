@@ -7,7 +7,8 @@ generated for it. Adding an opcode is one decorated function::
     def add(e: Emitter, i: Instruction) -> None: ...
 
 Operand roles, separated by spaces: ``d`` written, ``s`` read, ``m`` an address (read), ``l`` a
-label or another name, ``b`` read and written; a trailing ``?`` makes an operand optional."""
+label or another name, ``b`` read and written; a trailing ``?`` makes an operand optional.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Warp-wide instructions: shuffles, votes, elections, reductions (PTX ISA, "shfl.sync",
-"vote.sync", "match.sync", "redux.sync", "elect.sync", "activemask", "bar.warp.sync")."""
+"vote.sync", "match.sync", "redux.sync", "elect.sync", "activemask", "bar.warp.sync").
+"""
 
 from __future__ import annotations
 
