@@ -128,11 +128,6 @@ _RULES: tuple[tuple[Callable[[KernelConfig], bool], str], ...] = (
         "no kernel for this architecture yet; available: sm_100a",
     ),
     (lambda c: c.tile_m == 64, "no kernel with tile_m 64 yet; use tile_m 128"),
-    (
-        lambda c: c.mask not in ("plain", "causal"),
-        "no kernel for this mask yet; available: plain, causal",
-    ),
-    (lambda c: c.schedule != "grid", "no kernel for this schedule yet; available: grid"),
 )
 
 

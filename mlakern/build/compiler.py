@@ -76,32 +76,17 @@ def compile_config(config: KernelConfig, workdir: Path) -> Compiled:
     workdir: an empty directory of this compilation's own.
     Raises CompileError; errors of the DSL pass through.
     """
-    from mlakern.kernels.combine import Combine
-    from mlakern.kernels.program import ENTRY_PREFIX, layout_of
+    from mlakern.kernels.program import entry_names, program
 
     ptx = _to_ptx(config, workdir)
-    layout = layout_of(config)
-    return Compiled(
-        ptx=ptx,
-        cubin=assemble(ptx, config.arch, workdir),
-        kernels=(
-            KernelFacts(
-                "attention",
-                _entry(ptx, ENTRY_PREFIX["attention"]),
-                layout.block,
-                layout.cluster,
-                layout.shared.size,
-            ),
-            KernelFacts(
-                "combine",
-                _entry(ptx, ENTRY_PREFIX["combine"]),
-                Combine.block,
-                (1, 1, 1),
-                Combine.shared_bytes,
-            ),
-        ),
-        options=compile_options(config),
+    names = entry_names(config)
+    _check_entries(ptx, sorted(names.values()))
+    kernels = tuple(
+        KernelFacts(role, names[role], entry.block, entry.cluster, entry.dynamic_shared)
+        for role, entry in program(config).items()
     )
+    cubin = assemble(ptx, config.arch, workdir)
+    return Compiled(ptx, cubin, kernels, compile_options(config))
 
 
 def assemble(ptx: str, arch: str, workdir: Path) -> bytes:
@@ -157,8 +142,7 @@ def _only(workdir: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _entry(ptx: str, prefix: str) -> str:
-    names = re.findall(rf"\.entry\s+({prefix}\w*)", ptx)
-    if len(names) != 1:
-        raise CompileError(f"entries {prefix}* in the PTX: got {names}, need one")
-    return str(names[0])
+def _check_entries(ptx: str, expected: list[str]) -> None:
+    found = sorted(re.findall(r"\.entry\s+(\w+)", ptx))
+    if found != expected:
+        raise CompileError(f"entries in the PTX: got {found}, need {expected}")

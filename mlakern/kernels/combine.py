@@ -1,43 +1,72 @@
 """The combine kernel: merges the partial results of a split run by their LSEs.
 
-One CTA of 128 threads for each output row, four columns a thread. Warp 0 turns the base-2 LSEs of
-the row's runs into weights 2^(lse - total) * output_scale; meanwhile every thread already loads its
-columns of the first runs. A weight of 0 never multiplies: such a partial may hold anything.
+One CTA of 128 threads for each output row and band of columns. Warp 0 turns the base-2 LSEs of the
+row's runs into weights 2^(lse - total) * output_scale; meanwhile every thread already loads its
+columns of the first runs. A weight of 0 never multiplies: such a partial may hold anything. Rows of
+a request that was not split already have their result, and their CTAs leave at once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from mlakern.config import LATENT_DIM, MAX_SPLITS
+from mlakern import work_list
+from mlakern.config import LATENT_DIM, MAX_SPLITS, KernelConfig
 from mlakern.kernels.arguments import Arguments
 from mlakern.kernels.device import (
     FULL_MASK,
     NEG_INF,
-    ceil_div,
     divmod_positive,
     exp2,
     log2,
     store_row,
 )
-from mlakern.kernels.splits import key_tiles, tiles_per_run
+from mlakern.kernels.masks import Mask
+from mlakern.kernels.splits import Runs
 
 WARP = 32
 THREADS = 128
-COLUMNS = LATENT_DIM // THREADS  # of one thread
 SET = 4  # partials loaded together
-EARLY_SETS = 4  # sets loaded before the weights are known: 64 registers
+EARLY_SETS = 4  # sets loaded before the weights are known
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Where the partial results of a row's unit lie: `count` slots from `first_slot`."""
+
+    first_slot: Int32
+    count: Int32
+
+    @classmethod
+    def of_unit(
+        cls, config: KernelConfig, args: Arguments, request: Int32, query_tile: Int32
+    ) -> Partials:
+        unit = request * args.query_tiles + query_tile
+        if config.schedule == "work_list":
+            units = args.batch * args.query_tiles
+            # The list begins with the clusters' first items; the attention grid has as many.
+            at = args.work_list + work_list.partials_offset(args.clusters)
+            slots = args.work_list + work_list.slots_offset(args.clusters, units)
+            return cls((slots + unit).load(), (at + unit).load())
+        runs = Runs.of_request(Mask(config.mask, args), args, request)
+        return cls(unit * args.splits, runs.count)
 
 
 class Combine:
-    """Merge of one configuration's partials; grid (Sq * H, B)."""
+    """Merge of one configuration's partials; grid (Sq * H, B, bands)."""
 
+    name = "mla_decode_combine"
     block = (THREADS, 1, 1)
     shared_bytes = MAX_SPLITS * 4
+
+    def __init__(self, config: KernelConfig, bands: int = 1) -> None:
+        self.config = config
+        self.columns = LATENT_DIM // bands // THREADS  # of one thread
 
     @cute.kernel
     def kernel(self, args: Arguments) -> None:
@@ -48,53 +77,70 @@ class Combine:
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
 
-        thread = Int32(cute.arch.thread_idx()[0])
-        row_in_request, request, _ = cute.arch.block_idx()
-        row = Int64(request) * args.seq_len_q * args.num_heads + row_in_request
-        runs = _runs_with_keys(args, request)
-        first_partial = row * args.splits
-        column = thread * COLUMNS
-        partials = args.partial_out + (first_partial * LATENT_DIM + column)
+        position, request, band = cute.arch.block_idx()
+        query_tile, row = divmod_positive(position, args.tile_rows)
+        partials = Partials.of_unit(self.config, args, request, query_tile)
+        if partials.count > 1:
+            self.merge(args, weights, partials, row, request, position, band)
 
-        early = [_zeros() for _ in range(EARLY_SETS * SET)]
+    @cute.jit
+    def merge(
+        self,
+        args: Arguments,
+        weights: cutlass.Pointer,
+        partials: Partials,
+        row: Int32,
+        request: Int32,
+        position: Int32,
+        band: Int32,
+    ) -> None:
+        thread = Int32(cute.arch.thread_idx()[0])
+        column = (band * THREADS + thread) * self.columns
+        first_row = Int64(partials.first_slot) * args.tile_rows + row
+        source = args.partial_out + (first_row * LATENT_DIM + column)
+        stride = Int64(args.tile_rows) * LATENT_DIM
+        runs = partials.count
+
+        early = [_zeros(self.columns) for _ in range(EARLY_SETS * SET)]
         for number in cutlass.range_constexpr(EARLY_SETS):
             if number * SET < runs:
-                loaded = _load_set(partials, Int32(number * SET), runs)
+                loaded = _load_set(source, stride, Int32(number * SET), runs, self.columns)
                 for n in cutlass.range_constexpr(SET):
                     early[number * SET + n] = loaded[n]
         if thread < WARP:
-            _weigh(args, row, runs, weights)
+            output_row = (Int64(request) * args.seq_len_q * args.num_heads) + position
+            _weigh(args, first_row, output_row, runs, weights, band)
         prims.barrier_cta_sync_aligned()
 
-        total = [Float32(0.0)] * COLUMNS
+        total = _zeros(self.columns)
         for number in cutlass.range_constexpr(EARLY_SETS):
             if number * SET < runs:
-                total = _add_set(
-                    total, early[number * SET : (number + 1) * SET], weights, number * SET
-                )
+                values = early[number * SET : (number + 1) * SET]
+                total = _add_set(total, values, weights, number * SET)
         for first in cutlass.range(EARLY_SETS * SET, runs, SET, unroll=1):
-            total = _add_set(total, _load_set(partials, first, runs), weights, first)
-        _store(args, request, row_in_request, column, total)
-
-
-def _runs_with_keys(args: Arguments, request: Int32) -> Int32:
-    """Number of runs that hold key tiles; attention wrote no others."""
-    tiles = key_tiles(args.seq_lens[request])
-    per_run = tiles_per_run(tiles, args.splits)
-    return ceil_div(tiles, cutlass.max(per_run, 1))
+            values = _load_set(source, stride, first, runs, self.columns)
+            total = _add_set(total, values, weights, first)
+        _store(args, request, position, column, total)
 
 
 @cute.jit
-def _weigh(args: Arguments, row: Int64, runs: Int32, weights: cutlass.Pointer) -> None:
+def _weigh(
+    args: Arguments,
+    first_row: Int64,
+    output_row: Int64,
+    runs: Int32,
+    weights: cutlass.Pointer,
+    band: Int32,
+) -> None:
     """Weights of the runs, 0 up to the end of the last set; the row's LSE. Warp 0 runs this."""
     lane = Int32(cute.arch.lane_idx())
-    partial_lse = args.partial_lse + row * args.splits
     lses = []
     top = Float32(NEG_INF)
     for n in cutlass.range_constexpr(MAX_SPLITS // WARP):
         lse = Float32(NEG_INF)
-        if n * WARP + lane < runs:
-            lse = (partial_lse + (n * WARP + lane)).load()
+        run = n * WARP + lane
+        if run < runs:
+            lse = (args.partial_lse + (first_row + Int64(run) * args.tile_rows)).load()
         lses.append(lse)
         top = cute.arch.fmax(top, lse)
     top = _warp_reduce(top, cute.arch.fmax)
@@ -105,11 +151,11 @@ def _weigh(args: Arguments, row: Int64, runs: Int32, weights: cutlass.Pointer) -
     total = _warp_reduce(total, lambda a, b: a + b)
     row_lse = reference + log2(total)  # log2(0) = -inf: a row without keys
     for n, lse in enumerate(lses):
-        seen = lse > NEG_INF
         weight = exp2(lse - row_lse) * args.output_scale
-        (weights + (n * WARP + lane)).store(cutlass.select_(seen, weight, Float32(0.0)))
-    if Boolean(args.lse.toint() != 0) & (lane == 0):
-        (args.lse + row).store(row_lse * args.lse_factor)
+        weight = cutlass.select_(lse > NEG_INF, weight, Float32(0.0))
+        (weights + (n * WARP + lane)).store(weight)
+    if Boolean(args.lse.toint() != 0) & (lane == 0) & (band == 0):
+        (args.lse + output_row).store(row_lse * args.lse_factor)
 
 
 def _warp_reduce(value: Float32, operation: Any) -> Float32:
@@ -118,20 +164,20 @@ def _warp_reduce(value: Float32, operation: Any) -> Float32:
     return value
 
 
-def _zeros() -> list[Float32]:
-    return [Float32(0.0)] * COLUMNS
+def _zeros(columns: int) -> list[Float32]:
+    return [Float32(0.0)] * columns
 
 
-def _load_set(partials: cutlass.Pointer, first: Int32, runs: Int32) -> list[list[Float32]]:
+def _load_set(
+    source: cutlass.Pointer, stride: Int64, first: Int32, runs: Int32, columns: int
+) -> list[list[Float32]]:
     """This thread's columns of SET runs; past the last run it repeats, with weight 0."""
     result = []
     for n in range(SET):
         run = cutlass.min(first + n, runs - 1)
-        values = (partials + run * LATENT_DIM).load(
-            COLUMNS * partials.dtype.width // 8, count=COLUMNS
-        )
-        values = values.to(Float32)
-        result.append([values[c] for c in range(COLUMNS)])
+        alignment = columns * source.dtype.width // 8
+        values = (source + run * stride).load(alignment, count=columns).to(Float32)
+        result.append([values[c] for c in range(columns)])
     return result
 
 
@@ -149,9 +195,9 @@ def _add_set(
 
 
 def _store(
-    args: Arguments, request: Int32, row_in_request: Int32, column: Int32, values: list[Float32]
+    args: Arguments, request: Int32, position: Int32, column: Int32, values: list[Float32]
 ) -> None:
-    token, head = divmod_positive(row_in_request, args.num_heads)
+    token, head = divmod_positive(position, args.num_heads)
     offset = Int64(request) * args.out_stride_batch
     offset += Int64(token) * args.out_stride_token + Int64(head) * args.out_stride_head
-    store_row(args.out + (offset + column), values, COLUMNS * args.out.dtype.width // 8)
+    store_row(args.out + (offset + column), values, len(values) * args.out.dtype.width // 8)

@@ -9,11 +9,13 @@ from cutlass.experimental import primitives as prims
 from mlakern.kernels.arguments import Arguments
 from mlakern.kernels.blackwell import correction, loads, mma, softmax
 from mlakern.kernels.blackwell.layout import WARP, AttentionLayout
-from mlakern.kernels.blackwell.work import LEADER, Cta, Work
+from mlakern.kernels.blackwell.work import LEADER, Cta
 
 
 class Attention:
     """Split-KV attention of one configuration; `kernel` is the device function."""
+
+    name = "mla_decode_attention"
 
     def __init__(self, layout: AttentionLayout) -> None:
         self.layout = layout
@@ -34,26 +36,26 @@ class Attention:
         # Everything above may overlap the previous kernel; its results are read only from here on.
         cute.arch.griddepcontrol_wait()
 
-        # Each role works out the item for itself: values that live across all roles would spill.
+        # Each role works out the items for itself: values that live across all roles would spill.
         if warp < warps.softmax.stop:
             prims.setmaxregister(warps.softmax_registers, "increase")
-            softmax.run(cta, Work.of_block(args), base)
+            softmax.run(cta, base)
         elif warp < warps.correction.stop:
             prims.setmaxregister(warps.correction_registers, "increase")
-            correction.run(cta, Work.of_block(args), base)
+            correction.run(cta, base)
         else:
             prims.setmaxregister(warps.other_registers, "decrease")
             if warp == warps.mma:
                 if cta.rank == LEADER:
                     if prims.elect_sync():
-                        mma.issue(cta, Work.of_block(args), base)
+                        mma.issue(cta, base)
                 cute.arch.griddepcontrol_launch_dependents()
             elif warp == warps.load_k:
-                loads.load_k(cta, Work.of_block(args))
+                loads.load_k(cta)
             elif warp == warps.load_qv:
-                loads.load_qv(cta, Work.of_block(args))
+                loads.load_qv(cta)
             else:
-                loads.zero_tail(cta, Work.of_block(args))
+                loads.zero_tail(cta)
 
         # No CTA leaves, and no tensor memory is freed, while its peer may still use it. Relaxed: a
         # release would hold the CTA until its output has reached the L2, and every arrival at a

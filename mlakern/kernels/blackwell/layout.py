@@ -6,10 +6,10 @@ Shared memory of one CTA in bytes (227 KB = 232448 can be had):
     K    64 keys x 576        x 3 stages 110592
     V   128 keys x 256        x 2 stages  65536
     P    64 rows x 128        x 2 stages  16384
-    row statistics                         2560
+    row statistics                         2304
     barriers, TMEM address                  256
                                          ------
-                                         232192
+                                         231936
 
 Operand tiles are stored as the 128-byte-swizzled (rope: 64-byte) blocks that TMA writes and that
 the matrix descriptors read; each block starts at a multiple of 1024.
@@ -128,17 +128,22 @@ class SharedMemory:
 
     @property
     def factor(self) -> int:
-        """float32[2][128]: what the accumulator is multiplied by before a tile's product."""
+        """float32[2][64]: what a row's accumulator is multiplied by before a tile's product."""
         return self.row_max + 2 * 128 * 4
 
     @property
     def row_sum(self) -> int:
         """float32[128]: a half row's sum of probabilities."""
-        return self.factor + 2 * 128 * 4
+        return self.factor + 2 * CTA_ROWS * 4
+
+    @property
+    def final_max(self) -> int:
+        """float32[64]: a row's maximum at the end of an item."""
+        return self.row_sum + 128 * 4
 
     @property
     def barriers(self) -> int:
-        return self.row_sum + 128 * 4
+        return self.final_max + CTA_ROWS * 4
 
     @property
     def tmem_address(self) -> int:
@@ -154,6 +159,7 @@ class SharedMemory:
         warps = 4
         return (
             Barrier("q_full", 1, 1),  # pair: bytes of both CTAs
+            Barrier("q_empty", 1, 1),  # commit, to both CTAs
             Barrier("k_full", self.k_stages, 1),  # pair: bytes of both CTAs
             Barrier("k_empty", self.k_stages, 1),  # commit, to both CTAs
             Barrier("v_full", self.v_stages, 1),  # pair: bytes of both CTAs
@@ -164,9 +170,10 @@ class SharedMemory:
             Barrier("s_empty", 2, CTA_PAIR * warps),  # pair: softmax warps
             Barrier("p_full", self.p_stages, CTA_PAIR * warps),  # pair: softmax warps
             Barrier("p_empty", self.p_stages, 1),  # commit, to both CTAs
-            Barrier("factor_full", 2, warps),  # softmax to correction, this CTA's
-            Barrier("factor_empty", 2, warps),
-            Barrier("sum_full", 1, warps),  # the row sums are final
+            Barrier("factor_full", 2, 2),  # softmax warps 0 and 1, for each row once
+            Barrier("factor_empty", 2, warps),  # correction warps
+            Barrier("sum_full", 1, warps),  # softmax warps: an item's statistics
+            Barrier("sum_empty", 1, warps),  # correction warps
             Barrier("o_ready", 2, CTA_PAIR * warps),  # pair: corrected for a tile's product
             Barrier("o_full", 2, 1),  # commit, to both CTAs
         )

@@ -28,8 +28,7 @@ from mlakern.kernels.blackwell.layout import (
     V_BLOCK_COLUMNS,
     V_TILE_BYTES,
 )
-from mlakern.kernels.blackwell.loads import advance, has_tail
-from mlakern.kernels.blackwell.work import Cta, Work
+from mlakern.kernels.blackwell.work import Cta, Items, Work, ring
 
 BOTH_CTAS = 0b11
 LEAD = 2  # tiles by which S runs ahead
@@ -50,38 +49,38 @@ def release(cta: Cta, base: Int32) -> None:
 
 
 @cute.jit
-def issue(cta: Cta, work: Work, base: Int32) -> None:
-    """Both products of every tile; one thread of the leader CTA runs this."""
-    if work.count > 0:
-        _issue(cta, work, base)
+def issue(cta: Cta, base: Int32) -> None:
+    """Both products of every tile of every item; one thread of the leader CTA runs this."""
+    items = Items.of_cluster(cta)
+    done, queries, tails = Int32(0), Int32(0), Int32(0)
+    for index in cutlass.range(items.first, items.end, items.step, unroll=1):
+        work = Work.of_item(cta, index)
+        if work.count > 0:
+            cta.wait("q_full", queries & 1)
+            queries = queries + 1
+        tail = work.has_tail
+        for i in cutlass.range(work.count + cutlass.min(work.count, 1) * LEAD, unroll=1):
+            if i < work.count:
+                _first_product(cta, base, done + i)
+                if i == work.count - 1:
+                    _commit(cta.barrier("q_empty"))
+            j = i - LEAD
+            if j >= 0:
+                _await_values(cta, done + j)
+                if tail & (j == work.count - 1):
+                    cta.wait("v_tail_zeroed", tails & 1)
+                    tails = tails + 1
+                _second_product(cta, base, done + j, j > 0)
+        done = done + work.count
 
 
 @cute.jit
-def _issue(cta: Cta, work: Work, base: Int32) -> None:
-    shared = cta.layout.shared
-    k_stage, k_parity = Int32(0), Int32(0)
-    v_stage, v_parity = Int32(0), Int32(0)
-    tail = has_tail(work)
-    cta.wait("q_full", 0)
-    for i in cutlass.range(work.count + LEAD, unroll=1):
-        if i < work.count:
-            _first_product(cta, base, i, k_stage, k_parity)
-            k_stage, k_parity = advance(k_stage, k_parity, shared.k_stages)
-        j = i - LEAD
-        if j >= 0:
-            cta.wait("v_full", v_parity, v_stage)
-            if tail & (j == work.count - 1):
-                cta.wait("v_tail_zeroed", 0)
-            _second_product(cta, base, j, v_stage)
-            v_stage, v_parity = advance(v_stage, v_parity, shared.v_stages)
-
-
-@cute.jit
-def _first_product(cta: Cta, base: Int32, i: Int32, k_stage: Int32, k_parity: Int32) -> None:
-    """S(i) = Q K(i)^T: 18 instructions of M 128, N 128, K 32."""
+def _first_product(cta: Cta, base: Int32, turn: Int32) -> None:
+    """S = Q K^T of the cluster's `turn`-th tile: 18 instructions of M 128, N 128, K 32."""
     shared, tmem = cta.layout.shared, cta.layout.tmem
-    stage = i & 1
-    cta.wait("s_empty", (i >> 1 & 1) ^ 1, stage)
+    stage, parity = ring(turn, tmem.s_stages)
+    k_stage, k_parity = ring(turn, shared.k_stages)
+    cta.wait("s_empty", parity ^ 1, stage)
     cta.wait("k_full", k_parity, k_stage)
     prims.tcgen05_fence("after_thread_sync")
     target = prims.make_tmem_ptr(base + stage * tmem.s_columns, Float32)
@@ -96,26 +95,32 @@ def _first_product(cta: Cta, base: Int32, i: Int32, k_stage: Int32, k_parity: In
         a = _descriptor(cta, q + block * BLOCK_BYTES, group, swizzle)
         b = _descriptor(cta, k + block * BLOCK_BYTES, group, swizzle)
         for k_byte in cutlass.range_constexpr(0, ROPE_DIM if rope else BLOCK_COLUMNS, MMA_K):
-            accumulate = block > 0 or k_byte > 0
             _mma(
                 target,
                 a.advance_start_address(k_byte),
                 b.advance_start_address(k_byte),
                 shape,
-                accumulate,
+                block > 0 or k_byte > 0,
             )
     _commit(cta.barrier("s_full", stage))
     _commit(cta.barrier("k_empty", k_stage))
 
 
 @cute.jit
-def _second_product(cta: Cta, base: Int32, j: Int32, v_stage: Int32) -> None:
-    """O += P(j) V(j): for each 256 output columns 4 instructions of M 128, N 256, K 32."""
+def _await_values(cta: Cta, turn: Int32) -> None:
+    stage, parity = ring(turn, cta.layout.shared.v_stages)
+    cta.wait("v_full", parity, stage)
+
+
+@cute.jit
+def _second_product(cta: Cta, base: Int32, turn: Int32, accumulate: Any) -> None:
+    """O (+)= P V: for each 256 output columns 4 instructions of M 128, N 256, K 32."""
     shared, tmem = cta.layout.shared, cta.layout.tmem
-    stage = j & 1
-    cta.wait("p_full", j >> 1 & 1, stage)
-    if j > 0:
-        cta.wait("o_ready", (j - 1) >> 1 & 1, stage)
+    stage, parity = ring(turn, shared.p_stages)
+    v_stage, _ = ring(turn, shared.v_stages)
+    cta.wait("p_full", parity, stage)
+    o_stage, o_parity = ring(turn, 2)
+    cta.wait("o_ready", o_parity, o_stage)
     prims.tcgen05_fence("after_thread_sync")
     shape = prims.Tcgen05InstrDesc.build(
         a_dtype=Float8E4M3FN,
@@ -131,17 +136,16 @@ def _second_product(cta: Cta, base: Int32, j: Int32, v_stage: Int32) -> None:
         at = shared.v + v_stage * V_TILE_BYTES + step * V_BLOCK_BYTES
         v = _descriptor(cta, at, GROUP_128B, _SWIZZLE_128B)
         for key in cutlass.range_constexpr(0, KEY_TILE, MMA_K):
-            accumulate = (j > 0) if key == 0 else True
             _mma(
                 target,
                 p.advance_start_address(key),
                 v.advance_start_address(key * V_BLOCK_COLUMNS),
                 shape,
-                accumulate,
+                accumulate if key == 0 else True,
             )
     _commit(cta.barrier("v_empty", v_stage))
     _commit(cta.barrier("p_empty", stage))
-    _commit(cta.barrier("o_full", stage))
+    _commit(cta.barrier("o_full", o_stage))
 
 
 _SWIZZLE_128B = prims.Tcgen05SmemSwizzle.SWIZZLE_128B

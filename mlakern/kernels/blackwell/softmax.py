@@ -2,8 +2,8 @@
 
 A row's 128 scores of a tile lie in two threads, 64 in warp w and 64 in warp w + 2; they exchange
 the row maximum through shared memory and keep separate sums. Per tile and thread: 64 scores from
-tensor memory, 64 maxima, 32 packed multiply-adds, 64 exponentials, 32 packed additions, 32 conversions of
-pairs, 4 stores of 16 bytes.
+tensor memory, 64 maxima, 32 packed multiply-adds, 64 exponentials, 32 packed additions, 32
+conversions of pairs, 4 stores of 16 bytes.
 
 The maximum in use lags: it moves only when a new one exceeds it by more than rescale_threshold (in
 log2 units), and then the accumulator is multiplied by `factor`. A row that has seen no key has the
@@ -12,74 +12,106 @@ maximum -inf; 0 stands in for it in the exponent.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Boolean, Float32, Int32, cute
 from cutlass.experimental import primitives as prims
 
 from mlakern.config import KEY_TILE
-from mlakern.kernels.blackwell.layout import CTA_KEYS, P_TILE_BYTES, PAIR_BARRIER, WARP
-from mlakern.kernels.blackwell.work import Cta, Row, Work, lane_index, warp_in_group
-from mlakern.kernels.device import NEG_INF, e4m3_pairs, exp2, store_vectors
-from mlakern.kernels.masks import least_visible_end, visible_end
+from mlakern.kernels.blackwell.layout import (
+    CTA_KEYS,
+    CTA_ROWS,
+    P_TILE_BYTES,
+    PAIR_BARRIER,
+    WARP,
+)
+from mlakern.kernels.blackwell.work import Cta, Items, Row, Work, lane_index, ring, warp_in_group
+from mlakern.kernels.device import NEG_INF, ceil_div, e4m3_pairs, exp2, store_vectors
+
+
+@dataclass(frozen=True)
+class Thread:
+    """The scores of one thread: a row of the CTA and half of a tile's keys."""
+
+    row: Int32
+    first_key: Int32  # 0 or 64
+    scores: Int32  # tensor memory address of its warp's lanes
+
+    @classmethod
+    def current(cls, base: Int32) -> Thread:
+        warp = warp_in_group()
+        row = (warp & 1) * WARP + lane_index()
+        return cls(row, (warp >> 1) * CTA_KEYS, base + (warp * WARP << 16))
+
+    @property
+    def slot(self) -> Int32:
+        """Of its statistics in shared memory: rows of the first half, then of the second."""
+        return self.first_key + self.row
+
+    @property
+    def partner_slot(self) -> Int32:
+        return CTA_KEYS - self.first_key + self.row
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The keys that the thread's row sees, and the tiles that need no mask: [low, high)."""
+
+    begin: Int32
+    end: Int32
+    low: Int32
+    high: Int32
+
+    @classmethod
+    def of_row(cls, cta: Cta, work: Work, thread: Thread) -> Visible:
+        mask, seq_len = cta.mask, work.seq_len
+        token = Row.of(cta, work, thread.row).token
+        end = mask.end(work.request, seq_len, token)
+        return cls(
+            mask.begin(seq_len, token),
+            cutlass.min(end, seq_len),  # padding rows have tokens past Sq
+            ceil_div(mask.greatest_begin(seq_len), KEY_TILE),
+            cutlass.max(mask.least_end(work.request, seq_len), 0) // KEY_TILE,
+        )
 
 
 @cute.jit
-def run(cta: Cta, work: Work, base: Int32) -> None:
-    """All tiles of the run: first those that need no mask, then the others."""
-    if work.count > 0:
-        _run(cta, work, base)
-
-
-@cute.jit
-def _run(cta: Cta, work: Work, base: Int32) -> None:
-    args, config = cta.args, cta.layout.config
-    warp, lane = warp_in_group(), lane_index()
-    row = (warp & 1) * WARP + lane
-    first_key = (warp >> 1) * CTA_KEYS
-    token = Row.of(cta, work, row).token
-    end = visible_end(config.mask, args, work.seq_len, token)
-    end = cutlass.min(end, work.seq_len)  # padding rows have tokens past Sq
-    whole_tiles = cutlass.max(least_visible_end(config.mask, args, work.seq_len), 0) // KEY_TILE
-    unmasked = cutlass.max(cutlass.min(whole_tiles - work.first, work.count), 0)
-
-    row_max, row_sum = Float32(NEG_INF), Float32(0.0)
-    for i in cutlass.range(unmasked, unroll=1):
-        row_max, row_sum = _tile(cta, base, i, row, first_key, row_max, row_sum, None)
-    for i in cutlass.range(unmasked, work.count, unroll=1):
-        visible = end - (work.first + i) * KEY_TILE - first_key
-        row_max, row_sum = _tile(cta, base, i, row, first_key, row_max, row_sum, visible)
-
-    slot = _slot(row, first_key)
-    (cta.floats(cta.layout.shared.row_sum) + slot).store(row_sum)
-    # The LSE needs the maximum; the exchange slots of the tile that does not come are free.
-    (cta.floats(cta.layout.shared.row_max) + (work.count & 1) * 128 + slot).store(row_max)
-    cute.arch.sync_warp()
-    if prims.elect_sync():
-        cta.arrive("sum_full")
-    _drain(cta, work.count)
+def run(cta: Cta, base: Int32) -> None:
+    """Every tile of every item; after each item its row statistics."""
+    thread = Thread.current(base)
+    items = Items.of_cluster(cta)
+    done, results = Int32(0), Int32(0)
+    for index in cutlass.range(items.first, items.end, items.step, unroll=1):
+        work = Work.of_item(cta, index)
+        visible = Visible.of_row(cta, work, thread)
+        row_max, row_sum = Float32(NEG_INF), Float32(0.0)
+        for i in cutlass.range(work.count, unroll=1):
+            tile = work.first + i
+            row_max, row_sum = _tile(cta, thread, visible, tile, done + i, row_max, row_sum)
+        if work.count > 0:
+            _publish_statistics(cta, thread, results, row_max, row_sum)
+            results = results + 1
+        done = done + work.count
+    _drain(cta, done)
 
 
 @cute.jit
 def _tile(
     cta: Cta,
-    base: Int32,
-    i: Int32,
-    row: Int32,
-    first_key: Int32,
+    thread: Thread,
+    visible: Visible,
+    tile: Int32,
+    turn: Int32,
     old_max: Float32,
     old_sum: Float32,
-    visible: Int32 | None,
 ) -> tuple[Float32, Float32]:
-    """One tile; `visible`: how many of the thread's 64 keys its row sees (None: all)."""
+    """Key tile `tile` of the request, the cluster's `turn`-th: the new maximum and sum."""
     args = cta.args
-    stage, parity = i & 1, i >> 1 & 1
-    scores = _load_scores(cta, base, stage, parity)
-    if cutlass.const_expr(visible is not None):
-        scores = [
-            cutlass.select_(Int32(j) < visible, score, Float32(NEG_INF))
-            for j, score in enumerate(scores)
-        ]
-    tile_max = _exchange_max(cta, i, row, first_key, _maximum(scores))
+    scores = _load_scores(cta, thread, turn)
+    if (tile >= visible.high) | (tile < visible.low):
+        scores = _masked(cta, thread, visible, tile, scores)
+    tile_max = _exchange_max(cta, thread, turn, _maximum(scores))
 
     scale = args.softmax_scale_log2
     new_max = cute.arch.fmax(old_max, tile_max)
@@ -87,24 +119,25 @@ def _tile(
     moved = (new_max - old_max) * scale > args.rescale_threshold
     row_max = cutlass.select_(moved, new_max, old_max)
     factor = cutlass.select_(moved, exp2((old_max - new_max) * scale), Float32(1.0))
-    if i > 0:
-        _publish_factor(cta, i, row, first_key, factor)
+    if thread.first_key == 0:
+        _publish_factor(cta, thread, turn, factor)
 
     used_max = cutlass.select_(row_max == NEG_INF, Float32(0.0), row_max)
     offset = args.p_prescale_log2 - used_max * scale
     probabilities = _probabilities(scores, scale, offset)
     row_sum = old_sum * factor + _sum(probabilities)
-    _store_probabilities(cta, i, row, first_key, probabilities)
+    _store_probabilities(cta, thread, turn, probabilities)
     return row_max, row_sum
 
 
-def _load_scores(cta: Cta, base: Int32, stage: Int32, parity: Int32) -> list[Float32]:
+def _load_scores(cta: Cta, thread: Thread, turn: Int32) -> list[Float32]:
     """The thread's 64 scores; frees the stage for the product after next."""
+    tmem = cta.layout.tmem
+    stage, parity = ring(turn, tmem.s_stages)
     cta.wait("s_full", parity, stage)
     prims.tcgen05_fence("after_thread_sync")
-    lanes = warp_in_group() * WARP << 16
-    address = base + lanes + stage * cta.layout.tmem.s_columns
-    scores = prims.tcgen05_ld("32x32b", prims.make_tmem_ptr(address, Float32), num=CTA_KEYS)
+    cells = prims.make_tmem_ptr(thread.scores + stage * tmem.s_columns, Float32)
+    scores = prims.tcgen05_ld("32x32b", cells, num=CTA_KEYS)
     prims.tcgen05_wait("load")
     prims.tcgen05_fence("before_thread_sync")
     _arrive_leader_once(cta, "s_empty", stage)
@@ -119,6 +152,21 @@ def _arrive_leader_once(cta: Cta, name: str, stage: Int32) -> None:
         cta.arrive_leader(name, stage)
 
 
+def _masked(
+    cta: Cta, thread: Thread, visible: Visible, tile: Int32, scores: list[Float32]
+) -> list[Float32]:
+    """The scores, -inf where the row does not see the key."""
+    first = tile * KEY_TILE + thread.first_key
+    begin, end = visible.begin - first, visible.end - first
+    result = []
+    for j, score in enumerate(scores):
+        seen = Int32(j) < end
+        if cta.mask.has_begin:
+            seen = seen & (Int32(j) >= begin)
+        result.append(cutlass.select_(Boolean(seen), score, Float32(NEG_INF)))
+    return result
+
+
 def _maximum(values: list[Float32]) -> Float32:
     """Four chains, so that their latencies overlap."""
     chains = list(values[:4])
@@ -129,32 +177,24 @@ def _maximum(values: list[Float32]) -> Float32:
     )
 
 
-def _slot(row: Int32, first_key: Int32) -> Int32:
-    """Where a thread's statistics lie: rows of the first half, then rows of the second."""
-    return first_key + row
-
-
-def _exchange_max(cta: Cta, i: Int32, row: Int32, first_key: Int32, own: Float32) -> Float32:
+def _exchange_max(cta: Cta, thread: Thread, turn: Int32, own: Float32) -> Float32:
     """The maximum of both halves of the row.
 
     Two sets of slots by tile parity: a thread writes a slot again only after a later exchange of
     the other set has shown that its partner has read it.
     """
-    slots = cta.floats(cta.layout.shared.row_max) + (i & 1) * 128
-    (slots + _slot(row, first_key)).store(own)
+    slots = cta.floats(cta.layout.shared.row_max) + (turn & 1) * 128
+    (slots + thread.slot).store(own)
     prims.barrier_cta_sync(PAIR_BARRIER + (warp_in_group() & 1), thread_count=2 * WARP)
-    partner = (slots + _slot(row, CTA_KEYS - first_key)).load()
-    return cute.arch.fmax(own, partner)
+    return cute.arch.fmax(own, (slots + thread.partner_slot).load())
 
 
 @cute.jit
-def _publish_factor(cta: Cta, i: Int32, row: Int32, first_key: Int32, factor: Float32) -> None:
-    """Hands the factor of tile i to the correction warps, before the exponentials."""
-    stage = i & 1
-    use = (i - 1) >> 1
-    cta.wait("factor_empty", (use & 1) ^ 1, stage)
-    slots = cta.floats(cta.layout.shared.factor) + stage * 128
-    (slots + _slot(row, first_key)).store(factor)
+def _publish_factor(cta: Cta, thread: Thread, turn: Int32, factor: Float32) -> None:
+    """Hands the row's factor to the correction warps, before the exponentials."""
+    stage, parity = ring(turn, 2)
+    cta.wait("factor_empty", parity ^ 1, stage)
+    (cta.floats(cta.layout.shared.factor) + stage * CTA_ROWS + thread.row).store(factor)
     cute.arch.sync_warp()
     if prims.elect_sync():
         cta.arrive("factor_full", stage)
@@ -182,15 +222,15 @@ def _sum(values: list[Float32]) -> Float32:
 
 
 def _store_probabilities(
-    cta: Cta, i: Int32, row: Int32, first_key: Int32, probabilities: list[Float32]
+    cta: Cta, thread: Thread, turn: Int32, probabilities: list[Float32]
 ) -> None:
     """As e4m3 into the P tile, 128-byte swizzled: chunk c of row r lies at chunk c ^ (r mod 8)."""
-    stage, parity = i & 1, i >> 1 & 1
+    stage, parity = ring(turn, cta.layout.shared.p_stages)
     words = e4m3_pairs(probabilities)
     cta.wait("p_empty", parity ^ 1, stage)
-    row_start = cta.layout.shared.p + stage * P_TILE_BYTES + row * KEY_TILE
+    row_start = cta.layout.shared.p + stage * P_TILE_BYTES + thread.row * KEY_TILE
     for quarter in range(CTA_KEYS // 16):
-        chunk = ((first_key >> 4) + quarter) ^ (row & 7)
+        chunk = ((thread.first_key >> 4) + quarter) ^ (thread.row & 7)
         at = cta.shared.data_ptr(row_start + chunk * 16)
         pointer = cutlass.Pointer(at.ir_value(), dtype=cutlass.Int16)
         store_vectors(pointer, words[8 * quarter : 8 * quarter + 8], cutlass.Int16, 16)
@@ -199,9 +239,25 @@ def _store_probabilities(
 
 
 @cute.jit
-def _drain(cta: Cta, count: Int32) -> None:
+def _publish_statistics(
+    cta: Cta, thread: Thread, results: Int32, row_max: Float32, row_sum: Float32
+) -> None:
+    """Hands the item's final sums and maxima to the correction warps."""
+    shared = cta.layout.shared
+    cta.wait("sum_empty", (results & 1) ^ 1)
+    (cta.floats(shared.row_sum) + thread.slot).store(row_sum)
+    if thread.first_key == 0:
+        (cta.floats(shared.final_max) + thread.row).store(row_max)
+    cute.arch.sync_warp()
+    if prims.elect_sync():
+        cta.arrive("sum_full")
+
+
+@cute.jit
+def _drain(cta: Cta, done: Int32) -> None:
     """The last commits on P's stages must have arrived before the CTA may exit."""
-    for back in cutlass.range_constexpr(2):
-        use = count - 1 - back
-        if use >= 0:
-            cta.wait("p_empty", use >> 1 & 1, use & 1)
+    for back in cutlass.range_constexpr(cta.layout.shared.p_stages):
+        turn = done - 1 - back
+        if turn >= 0:
+            stage, parity = ring(turn, cta.layout.shared.p_stages)
+            cta.wait("p_empty", parity, stage)
