@@ -124,10 +124,9 @@ _RULES: tuple[tuple[Callable[[KernelConfig], bool], str], ...] = (
         "tile_m 64 exists on sm_100a only; use tile_m 128",
     ),
     (
-        lambda c: c.arch != "sm_100a",
-        "no kernel for this architecture yet; available: sm_100a",
+        lambda c: c.arch == "sm_90a",
+        "no kernel for this architecture yet; available: sm_100a, sm_103a, sm_107a",
     ),
-    (lambda c: c.tile_m == 64, "no kernel with tile_m 64 yet; use tile_m 128"),
 )
 
 

@@ -31,7 +31,8 @@ class Attention:
             space=cutlass.AddressSpace.smem,
             alignment=1024,
         )
-        cta = Cta(layout, args, shared, prims.cluster_ctarank())
+        paired = layout.operands.ctas == 2
+        cta = Cta(layout, args, shared, prims.cluster_ctarank() if paired else Int32(LEADER))
         base = _set_up(cta, warp)
         # Everything above may overlap the previous kernel; its results are read only from here on.
         cute.arch.griddepcontrol_wait()
@@ -61,8 +62,7 @@ class Attention:
         # release would hold the CTA until its output has reached the L2, and every arrival at a
         # peer's barrier is awaited there, or comes before one of the same warp that is.
         prims.tcgen05_fence("before_thread_sync")
-        prims.barrier_cluster_arrive_relaxed_aligned()
-        prims.barrier_cluster_wait_aligned()
+        _sync(cta)
         prims.tcgen05_fence("after_thread_sync")
         if warp == warps.mma:
             mma.release(cta, base)
@@ -82,11 +82,19 @@ def _set_up(cta: Cta, warp: Int32) -> Int32:
             prims.fence_mbarrier_init()
     # The peer's barriers and tensor memory are used from here on: both CTAs must be running. The
     # fence above has released the barriers' initial state.
-    prims.barrier_cluster_arrive_relaxed_aligned()
-    prims.barrier_cluster_wait_aligned()
+    _sync(cta)
     if warp == layout.warps.mma:
         mma.allocate(cta)
     prims.tcgen05_fence("before_thread_sync")
     prims.barrier_cta_sync_aligned()
     prims.tcgen05_fence("after_thread_sync")
     return cta.tmem_base()
+
+
+def _sync(cta: Cta) -> None:
+    """All threads of all CTAs that share a tile."""
+    if cta.layout.operands.ctas == 2:
+        prims.barrier_cluster_arrive_relaxed_aligned()
+        prims.barrier_cluster_wait_aligned()
+    else:
+        prims.barrier_cta_sync_aligned()

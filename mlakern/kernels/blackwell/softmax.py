@@ -20,14 +20,16 @@ from cutlass.experimental import primitives as prims
 
 from mlakern.config import KEY_TILE
 from mlakern.kernels.blackwell.layout import (
-    CTA_KEYS,
     CTA_ROWS,
     P_TILE_BYTES,
     PAIR_BARRIER,
     WARP,
 )
+from mlakern.kernels.blackwell.loads import drain
 from mlakern.kernels.blackwell.work import Cta, Items, Row, Work, lane_index, ring, warp_in_group
 from mlakern.kernels.device import NEG_INF, ceil_div, e4m3_pairs, exp2, store_vectors
+
+HALF_KEYS = KEY_TILE // 2  # scores of one thread in a tile
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Thread:
     def current(cls, base: Int32) -> Thread:
         warp = warp_in_group()
         row = (warp & 1) * WARP + lane_index()
-        return cls(row, (warp >> 1) * CTA_KEYS, base + (warp * WARP << 16))
+        return cls(row, (warp >> 1) * HALF_KEYS, base + (warp * WARP << 16))
 
     @property
     def slot(self) -> Int32:
@@ -51,7 +53,7 @@ class Thread:
 
     @property
     def partner_slot(self) -> Int32:
-        return CTA_KEYS - self.first_key + self.row
+        return HALF_KEYS - self.first_key + self.row
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def run(cta: Cta, base: Int32) -> None:
             _publish_statistics(cta, thread, results, row_max, row_sum)
             results = results + 1
         done = done + work.count
-    _drain(cta, done)
+    drain(cta, "p_empty", done, cta.layout.shared.p_stages)
 
 
 @cute.jit
@@ -108,10 +110,14 @@ def _tile(
 ) -> tuple[Float32, Float32]:
     """Key tile `tile` of the request, the cluster's `turn`-th: the new maximum and sum."""
     args = cta.args
-    scores = _load_scores(cta, thread, turn)
+    scores, tile_max = _load_scores(cta, thread, turn)
     if (tile >= visible.high) | (tile < visible.low):
         scores = _masked(cta, thread, visible, tile, scores)
-    tile_max = _exchange_max(cta, thread, turn, _maximum(scores))
+        if cutlass.const_expr(cta.layout.max_in_load):
+            tile_max = _maximum(scores)
+    if cutlass.const_expr(not cta.layout.max_in_load):
+        tile_max = _maximum(scores)
+    tile_max = _exchange_max(cta, thread, turn, tile_max)
 
     scale = args.softmax_scale_log2
     new_max = cute.arch.fmax(old_max, tile_max)
@@ -130,18 +136,25 @@ def _tile(
     return row_max, row_sum
 
 
-def _load_scores(cta: Cta, thread: Thread, turn: Int32) -> list[Float32]:
-    """The thread's 64 scores; frees the stage for the product after next."""
+def _load_scores(cta: Cta, thread: Thread, turn: Int32) -> tuple[list[Float32], Float32]:
+    """The thread's 64 scores and, where the load computes it, their maximum (else anything).
+
+    Frees the stage for a later product.
+    """
     tmem = cta.layout.tmem
     stage, parity = ring(turn, tmem.s_stages)
     cta.wait("s_full", parity, stage)
     prims.tcgen05_fence("after_thread_sync")
     cells = prims.make_tmem_ptr(thread.scores + stage * tmem.s_columns, Float32)
-    scores = prims.tcgen05_ld("32x32b", cells, num=CTA_KEYS)
+    maximum = Float32(NEG_INF)
+    if cta.layout.max_in_load:
+        scores, maximum = prims.tcgen05_ld_red("32x32b", cells, "max", num=HALF_KEYS)
+    else:
+        scores = prims.tcgen05_ld("32x32b", cells, num=HALF_KEYS)
     prims.tcgen05_wait("load")
     prims.tcgen05_fence("before_thread_sync")
     _arrive_leader_once(cta, "s_empty", stage)
-    return [scores[j] for j in range(CTA_KEYS)]
+    return [scores[j] for j in range(HALF_KEYS)], maximum
 
 
 @cute.jit
@@ -229,7 +242,7 @@ def _store_probabilities(
     words = e4m3_pairs(probabilities)
     cta.wait("p_empty", parity ^ 1, stage)
     row_start = cta.layout.shared.p + stage * P_TILE_BYTES + thread.row * KEY_TILE
-    for quarter in range(CTA_KEYS // 16):
+    for quarter in range(HALF_KEYS // 16):
         chunk = ((thread.first_key >> 4) + quarter) ^ (thread.row & 7)
         at = cta.shared.data_ptr(row_start + chunk * 16)
         pointer = cutlass.Pointer(at.ir_value(), dtype=cutlass.Int16)
@@ -251,13 +264,3 @@ def _publish_statistics(
     cute.arch.sync_warp()
     if prims.elect_sync():
         cta.arrive("sum_full")
-
-
-@cute.jit
-def _drain(cta: Cta, done: Int32) -> None:
-    """The last commits on P's stages must have arrived before the CTA may exit."""
-    for back in cutlass.range_constexpr(cta.layout.shared.p_stages):
-        turn = done - 1 - back
-        if turn >= 0:
-            stage, parity = ring(turn, cta.layout.shared.p_stages)
-            cta.wait("p_empty", parity, stage)

@@ -12,7 +12,7 @@ from cutlass.experimental import primitives as prims
 from mlakern import work_list
 from mlakern.config import KEY_TILE, KernelConfig
 from mlakern.kernels.arguments import Arguments
-from mlakern.kernels.blackwell.layout import CTA_PAIR, CTA_ROWS, WARP, AttentionLayout
+from mlakern.kernels.blackwell.layout import CTA_ROWS, WARP, AttentionLayout
 from mlakern.kernels.device import arrive_remote, ceil_div, divmod_positive, wait
 from mlakern.kernels.masks import Mask
 from mlakern.kernels.splits import Runs
@@ -22,7 +22,7 @@ LEADER = 0
 
 @dataclass(frozen=True)
 class Cta:
-    """One CTA of the pair: its layout, shared memory, rank and the kernel's arguments."""
+    """One CTA: its layout, shared memory, rank in the cluster and the kernel's arguments."""
 
     layout: AttentionLayout
     args: Arguments
@@ -47,8 +47,18 @@ class Cta:
         prims.mbarrier_arrive(self.barrier(name, stage))
 
     def arrive_leader(self, name: str, stage: Any = 0) -> None:
-        """One arrival at the leader CTA's barrier, from either CTA."""
-        arrive_remote(self.barrier(name, stage), LEADER)
+        """One arrival at the leader CTA's barrier, from any CTA."""
+        if self.layout.operands.ctas == 1:
+            self.arrive(name, stage)
+        else:
+            arrive_remote(self.barrier(name, stage), LEADER)
+
+    def leads(self) -> Boolean:
+        return Boolean(self.rank == LEADER)
+
+    def expect_bytes(self, barrier: cutlass.Array, bytes_per_cta: int) -> None:
+        """The leader's arrival at a barrier that counts the bytes of all CTAs."""
+        _expect_bytes(self, barrier, bytes_per_cta)
 
     def floats(self, offset: int) -> cutlass.Pointer:
         """float32 pointer to this byte offset of shared memory."""
@@ -58,6 +68,12 @@ class Cta:
         """Address of the allocated tensor memory; valid after the allocation was announced."""
         at = self.layout.shared.tmem_address
         return cutlass.Pointer(self.shared.data_ptr(at).ir_value(), dtype=Int32).load()
+
+
+@cute.jit
+def _expect_bytes(cta: Cta, barrier: cutlass.Array, bytes_per_cta: int) -> None:
+    if cta.leads():
+        prims.mbarrier_arrive_expect_tx(barrier, cta.layout.operands.ctas * bytes_per_cta)
 
 
 @dataclass(frozen=True)
@@ -75,9 +91,9 @@ class Items:
         if schedule == "grid":
             return cls(0, 1, 1)
         x = cute.arch.block_idx()[0]
-        cluster, _ = divmod_positive(x, Int32(CTA_PAIR))
+        cluster, _ = divmod_positive(x, Int32(cta.layout.operands.ctas))
         if schedule == "persistent":
-            clusters, _ = divmod_positive(cute.arch.grid_dim()[0], Int32(CTA_PAIR))
+            clusters, _ = divmod_positive(cute.arch.grid_dim()[0], Int32(cta.layout.operands.ctas))
             return cls(cluster, args.batch * args.query_tiles * args.splits, clusters)
         begins = args.work_list + cluster
         return cls(begins.load(), (begins + 1).load(), 1)
@@ -107,7 +123,7 @@ class Work:
             return cls._listed(cta, index)
         if schedule == "grid":
             x, split, request = cute.arch.block_idx()
-            query_tile, _ = divmod_positive(x, Int32(CTA_PAIR))
+            query_tile, _ = divmod_positive(x, Int32(cta.layout.operands.ctas))
             return cls._of_split(cta, request, query_tile, split)
         # Query tiles of a run are neighbours: they read the same pages at the same time.
         rest, query_tile = divmod_positive(index, args.query_tiles)
