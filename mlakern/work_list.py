@@ -1,10 +1,10 @@
 """The work list of the schedule "work_list": its layout and the host's planner.
 
-Units are the (request, query tile) pairs in order, each as long as its request's key tiles (an empty
-request counts as one, for the cluster that writes its result). The units laid end to end are cut
-into even shares, one for each cluster; a cut that would leave a single tile of its unit moves to the
-unit's end. So no cluster has more than the even share and one tile, short and long requests cost
-what they contain, and most short requests stay whole.
+Units are the (request, query tile) pairs in order, each as long as its request's key tiles (an
+empty request counts as one, for the cluster that writes its result). The units laid end to end are
+cut into even shares, one for each cluster; a cut that would leave a single tile of its unit moves
+to the unit's end. So no cluster has more than the even share and one tile, short and long requests
+cost what they contain, and most short requests stay whole.
 
 The list is int32 words, all in one buffer:
 
@@ -20,6 +20,7 @@ The device planner (mlakern.kernels.planner) writes the same words.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 ITEM_WORDS = 8
@@ -53,7 +54,7 @@ def most_slots(clusters: int) -> int:
 
 def size_words(clusters: int, units: int) -> int:
     """Words of the buffer, whatever the lengths."""
-    return items_offset(clusters, units) + ITEM_WORDS * most_items(clusters, units)
+    return int(items_offset(clusters, units)) + ITEM_WORDS * most_items(clusters, units)
 
 
 def build(
@@ -78,7 +79,7 @@ def build(
         pieces = len(edges) - 1
         words[partials_offset(clusters) + unit] = pieces
         words[slots_offset(clusters, units) + unit] = slot if pieces > 1 else 0
-        for piece, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
+        for piece, (low, high) in enumerate(pairwise(edges)):
             while cluster < clusters and cuts[cluster] <= low:
                 words[cluster] = item
                 cluster += 1

@@ -172,7 +172,10 @@ def _shape(cta: Cta, n: int, b_major: Any = 0) -> prims.Tcgen05InstrDesc:
 def _descriptor(
     cta: Cta, offset: Any, group: int, swizzle: Any, next_block: int = 16
 ) -> prims.Tcgen05SmemDesc:
-    """Matrix descriptor of swizzled blocks; next_block: to the next 128 columns of an MN-major one."""
+    """Matrix descriptor of swizzled blocks.
+
+    group: bytes between groups of 8 rows. next_block: to the next span of an MN-major operand.
+    """
     return prims.Tcgen05SmemDesc.build(
         cta.shared.data_ptr(offset),
         leading_byte_offset=next_block,
