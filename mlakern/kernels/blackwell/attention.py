@@ -50,6 +50,8 @@ class Attention:
                 if cta.rank == LEADER:
                     if prims.elect_sync():
                         mma.issue(cta, base)
+                # All lanes wait for the one that issues: the next kernel is let in at the end.
+                cute.arch.sync_warp()
                 cute.arch.griddepcontrol_launch_dependents()
             elif warp == warps.load_k:
                 loads.load_k(cta)
