@@ -238,7 +238,7 @@ class SharedMemory:
     @property
     def barrier_list(self) -> tuple[Barrier, ...]:
         """Every mbarrier. "all" in a comment: in the leader CTA, for both CTAs of a pair."""
-        ctas, warps = self.operands.ctas, 4
+        ctas, warps, tails = self.operands.ctas, 4, self.operands.value_stages
         values = self.operands.v_stages
         rings = [(group.name, self.operands.k_stages) for group in self.operands.key_groups]
         if values:
@@ -248,8 +248,9 @@ class SharedMemory:
             Barrier("q_empty", 1, 1),  # commit
             *(Barrier(f"{name}_full", stages, 1) for name, stages in rings),  # all: bytes
             *(Barrier(f"{name}_empty", stages, 1) for name, stages in rings),  # commit
-            Barrier("tail_full", 1, 1),  # bytes of this CTA's values of a partly filled tile
-            Barrier("tail_zeroed", 1, ctas),  # all: tail warps
+            # A tail for each value stage may be on its way: short requests follow each other.
+            Barrier("tail_full", tails, 1),  # bytes of this CTA's values of a partly filled tile
+            Barrier("tail_zeroed", tails, ctas),  # all: tail warps
             Barrier("s_full", 2, 1),  # commit
             Barrier("s_empty", 2, ctas * warps),  # all: softmax warps
             Barrier("p_full", self.p_stages, ctas * warps),  # all: softmax warps

@@ -5,6 +5,7 @@ each of them when the MMA's commit arrives there.
 
 Values of a request's partly filled last tile must be zeroed before an MMA reads them: their bytes
 go to a barrier of their own CTA, on which its tail warp waits; their usual barrier only turns.
+These barriers are a ring over the tails of all items.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ def load_k(cta: Cta) -> None:
     operands = cta.layout.operands
     elected = prims.elect_sync()
     items = Items.of_cluster(cta)
-    done = Int32(0)
+    done, tails = Int32(0), Int32(0)
     for index in cutlass.range(items.first, items.end, items.step, unroll=1):
         work = Work.of_item(cta, index)
+        tail_full = _tail_full(cta, tails)
         pages = _page_numbers(cta, work, work.first)
         for i in cutlass.range(work.count, unroll=1):
             stage, parity = ring(done + i, operands.k_stages)
@@ -52,14 +54,15 @@ def load_k(cta: Cta) -> None:
                 tail = work.has_tail & (i == work.count - 1)
                 if tail & elected:
                     values = operands.value_blocks * V_BLOCK_BYTES
-                    prims.mbarrier_arrive_expect_tx(cta.barrier("tail_full"), values)
+                    prims.mbarrier_arrive_expect_tx(tail_full, values)
             else:
                 tail = Boolean(False)
             for group in operands.key_groups:
                 cta.wait(f"{group.name}_empty", parity ^ 1, stage)
-                _load_k_group(cta, group, pages, stage, elected, tail)
+                _load_k_group(cta, group, pages, stage, elected, tail, tail_full)
             pages = _page_numbers(cta, work, work.first + i + 1)
         done = done + work.count
+        tails = tails + Int32(work.has_tail)
     for group in operands.key_groups:
         drain(cta, f"{group.name}_empty", done, operands.k_stages)
 
@@ -69,7 +72,7 @@ def load_qv(cta: Cta) -> None:
     """The query tile of each item once; then each tile's values, where they are not the keys."""
     items = Items.of_cluster(cta)
     elected = prims.elect_sync()
-    done, queries = Int32(0), Int32(0)
+    done, queries, tails = Int32(0), Int32(0), Int32(0)
     for index in cutlass.range(items.first, items.end, items.step, unroll=1):
         work = Work.of_item(cta, index)
         if work.count > 0:
@@ -78,8 +81,9 @@ def load_qv(cta: Cta) -> None:
                 _load_q(cta, work)
             queries = queries + 1
         if cutlass.const_expr(not cta.layout.operands.shares_values):
-            _load_values(cta, work, done, elected)
+            _load_values(cta, work, done, _tail_full(cta, tails), elected)
         done = done + work.count
+        tails = tails + Int32(work.has_tail)
     if cutlass.const_expr(not cta.layout.operands.shares_values):
         drain(cta, "v_empty", done, cta.layout.operands.v_stages)
     drain(cta, "q_empty", queries, 1)
@@ -98,13 +102,14 @@ def zero_tail(cta: Cta) -> None:
         work = Work.of_item(cta, index)
         done = done + work.count
         if work.has_tail:
-            cta.wait("tail_full", tails & 1)
+            turn, parity = ring(tails, cta.layout.operands.value_stages)
+            cta.wait("tail_full", parity, turn)
             stage, _ = ring(done - 1, cta.layout.operands.value_stages)
             _zero_rows(cta, stage, work.key_end)
             prims.fence_proxy("async_shared", space="cta")
             cute.arch.sync_warp()
             if prims.elect_sync():
-                cta.arrive_leader("tail_zeroed")
+                cta.arrive_leader("tail_zeroed", turn)
             tails = tails + 1
 
 
@@ -116,6 +121,11 @@ def drain(cta: Cta, name: str, uses: Int32, stages: int) -> None:
         if use >= 0:
             stage, parity = ring(use, stages)
             cta.wait(name, parity, stage)
+
+
+def _tail_full(cta: Cta, tails: Int32) -> cutlass.Array:
+    turn, _ = ring(tails, cta.layout.operands.value_stages)
+    return cta.barrier("tail_full", turn)
 
 
 @cute.jit
@@ -159,7 +169,13 @@ def _load_q(cta: Cta, work: Work) -> None:
 
 @cute.jit
 def _load_k_group(
-    cta: Cta, group: KeyGroup, pages: Int32, stage: Int32, elected: Boolean, tail: Boolean
+    cta: Cta,
+    group: KeyGroup,
+    pages: Int32,
+    stage: Int32,
+    elected: Boolean,
+    tail: Boolean,
+    tail_full: cutlass.Array,
 ) -> None:
     """One group of a K tile; in a tail its latent blocks count at the tail's barrier."""
     operands = cta.layout.operands
@@ -168,7 +184,7 @@ def _load_k_group(
         if tail:
             if elected:
                 prims.mbarrier_arrive(full)
-            _copy_k_boxes(cta, group, pages, stage, elected, cta.barrier("tail_full"))
+            _copy_k_boxes(cta, group, pages, stage, elected, tail_full)
         else:
             if elected:
                 cta.expect_bytes(full, operands.group_bytes(group))
@@ -199,7 +215,9 @@ def _copy_k_boxes(
 
 
 @cute.jit
-def _load_values(cta: Cta, work: Work, done: Int32, elected: Boolean) -> None:
+def _load_values(
+    cta: Cta, work: Work, done: Int32, tail_full: cutlass.Array, elected: Boolean
+) -> None:
     """This CTA's halves of the value columns of the item's tiles."""
     operands = cta.layout.operands
     tile_bytes = cta.layout.shared.value_tile_bytes
@@ -210,10 +228,10 @@ def _load_values(cta: Cta, work: Work, done: Int32, elected: Boolean) -> None:
         full = cta.barrier("v_full", stage)
         if work.has_tail & (i == work.count - 1):
             if elected:
-                prims.mbarrier_arrive_expect_tx(cta.barrier("tail_full"), tile_bytes)
+                prims.mbarrier_arrive_expect_tx(tail_full, tile_bytes)
                 if cta.leads():
                     prims.mbarrier_arrive(full)
-            _copy_v_boxes(cta, pages, stage, elected, cta.barrier("tail_full"), False)
+            _copy_v_boxes(cta, pages, stage, elected, tail_full, False)
         else:
             if elected:
                 cta.expect_bytes(full, tile_bytes)

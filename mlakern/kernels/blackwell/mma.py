@@ -81,7 +81,7 @@ def _first_product(cta: Cta, base: Int32, turn: Int32, tail: Boolean, tails: Int
     cta.wait("s_empty", parity ^ 1, stage)
     if cutlass.const_expr(operands.shares_values):
         if tail:
-            cta.wait("tail_zeroed", tails & 1)
+            _await_tail(cta, tails)
     target = prims.make_tmem_ptr(base + stage * tmem.s_columns, Float32)
     tile = shared.k + k_stage * operands.k_tile_bytes
     for number, group in enumerate(operands.key_groups):
@@ -125,7 +125,7 @@ def _second_product(
     if cutlass.const_expr(not operands.shares_values):
         cta.wait("v_full", v_parity, v_stage)
         if tail:
-            cta.wait("tail_zeroed", tails & 1)
+            _await_tail(cta, tails)
     cta.wait("p_full", parity, stage)
     o_stage, o_parity = ring(turn, 2)
     cta.wait("o_ready", o_parity, o_stage)
@@ -152,6 +152,12 @@ def _second_product(
         _commit(cta, cta.barrier("v_empty", v_stage))
     _commit(cta, cta.barrier("p_empty", stage))
     _commit(cta, cta.barrier("o_full", o_stage))
+
+
+def _await_tail(cta: Cta, tails: Int32) -> None:
+    """Waits until the rows past the request's end are zero in all CTAs."""
+    turn, parity = ring(tails, cta.layout.operands.value_stages)
+    cta.wait("tail_zeroed", parity, turn)
 
 
 _SWIZZLE_128B = prims.Tcgen05SmemSwizzle.SWIZZLE_128B
