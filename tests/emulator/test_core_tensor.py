@@ -1,7 +1,7 @@
-"""A whole FP8 matrix product: TMA → mbarrier → tcgen05.mma → commit → tcgen05.ld, for one CTA and a pair.
+"""A whole FP8 matrix product: TMA → mbarrier → tcgen05.mma → commit → tcgen05.ld.
 
-D[128, 128] = A[128, K] · B[128, K]ᵀ. Warps 0-3 store D, warp 4 issues MMAs, warp 5 loads, through two stages
-of shared memory. With a pair of CTAs each holds 64 rows of A and of B.
+D[128, 128] = A[128, K] · B[128, K]ᵀ by one CTA or by a pair, which share the rows of A and of B.
+Warps 0-3 store D, warp 4 issues MMAs, warp 5 loads, through two stages of shared memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def gemm(ctas: int) -> str:
         setp.eq.s32 %p10, 0, 0;"""
         for step in range(4)
     ).replace("setp.eq.s32 %p10, 0, 0;", "mov.pred %p10, -1;")
-    load = f"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.cta_group::{ctas}"
+    load = (
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile"
+        f".mbarrier::complete_tx::bytes.cta_group::{ctas}"
+    )
     columns = 4 if ctas == 2 else 8  # tcgen05.ld of 16 columns that a warp makes
     return f"""
     mov.u32 %r1, %tid.x;
@@ -241,7 +244,7 @@ def test_delay_shows_a_missing_wait_that_eager_work_hides() -> None:
         try:
             error, _ = run_gemm(1, Options(delay=True, seed=seed), body)
         except Exception as problem:
-            assert "never written" in str(problem) or "exits" in str(problem)  # noqa: PT017
+            assert "never written" in str(problem) or "exits" in str(problem)
             seen += 1
         else:
             seen += error > 1e-3
