@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from mlakern.config import PAGE_SIZES, KernelConfig
@@ -39,7 +41,7 @@ def test_shared_memory_fits_and_regions_follow_each_other() -> None:
         (shared.barriers, 8 * sum(b.stages for b in shared.barrier_list)),
         (shared.tmem_address, 4),
     ]
-    for (start, size), (following, _) in zip(regions, regions[1:], strict=False):
+    for (start, size), (following, _) in itertools.pairwise(regions):
         assert start + size == following
     assert shared.tmem_address + 4 <= shared.size <= SHARED_LIMIT
 
@@ -66,7 +68,7 @@ def test_barriers_have_one_place_each() -> None:
 def test_tensor_memory_columns_do_not_overlap() -> None:
     tmem = TensorMemory()
     spans = [(tmem.s(0), 64), (tmem.s(1), 64), (tmem.o(0), 128), (tmem.o(1), 128)]
-    for (start, width), (following, _) in zip(spans, spans[1:], strict=False):
+    for (start, width), (following, _) in itertools.pairwise(spans):
         assert start + width == following
     assert spans[-1][0] + spans[-1][1] <= tmem.columns == TMEM_COLUMNS
 

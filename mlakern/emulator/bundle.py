@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlakern.emulator.codegen import BLOCKED, EXITED
-from mlakern.emulator.emitter import Mode
 from mlakern.emulator.errors import EmulatorError, Fault
 from mlakern.emulator.group import WARP, Group, Registers, merge, narrowed_kind, scalarise, split
 from mlakern.emulator.hardware_error import HardwareError
 from mlakern.emulator.runtime import ConvergenceWait
+from mlakern.emulator.writer import Mode
 
 if TYPE_CHECKING:
     from mlakern.emulator.cta import Cta
@@ -145,14 +145,27 @@ class Bundle:
         group.kinds = variant.inputs if stay else variant.kinds
         self.groups.remove(group)
         for value, part in parts:
-            pc = variant.pc if stay else variant.targets[value]
-            live = self.code.flow.live_in(pc)
-            kinds = {n: narrowed_kind(group.kinds[n], self.widths[n], part.mode) for n in live}
-            if part.mode is Mode.WARP and group.mode is Mode.BUNDLE:
-                scalarise(part, kinds)
-            self._enter(part, pc, kinds)
-            self.groups.append(part)
             part.apart = stay
+            self._send(part, group, variant.pc if stay else variant.targets[value])
+            self.groups.append(part)
+
+    def _send(self, part: Group, whole: Group, pc: int) -> None:
+        """Point a part of a group that has just been split at an instruction."""
+        key = pc, part.mode, part.apart
+        opens = part.mode is Mode.WARP and whole.mode is Mode.BUNDLE
+        known = None if opens else whole.variant.parted.get(key)
+        if known is not None:
+            part.variant = known
+            return
+        kinds = {
+            number: narrowed_kind(whole.kinds[number], self.widths[number], part.mode)
+            for number in self.code.flow.live_in(pc)
+        }
+        if opens:
+            scalarise(part, kinds)
+        self._enter(part, pc, kinds)
+        if not opens:
+            whole.variant.parted[key] = part.variant
 
     def _meet(self, group: Group, others: list[Group]) -> bool:
         """Merge a group with those among ``others`` at the same instruction; True if there are any.

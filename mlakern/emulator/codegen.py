@@ -15,11 +15,12 @@ import numpy as np
 
 from mlakern.emulator import runtime, values
 from mlakern.emulator.addresses import layout
-from mlakern.emulator.emitter import Emitter, Mode
+from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.errors import EmulatorError
 from mlakern.emulator.flow import Flow
 from mlakern.emulator.opcodes.table import Control
 from mlakern.emulator.program import Entry, Instruction
+from mlakern.emulator.writer import Mode
 
 BLOCKED = -1
 EXITED = -2
@@ -58,7 +59,8 @@ class Variant:
     run(registers, group): returns the index of the successor in ``targets``, an array of such
     indices (one for each lane, when lanes disagree), a 1-tuple of an array (lanes that part and
     stay), BLOCKED or EXITED. inputs, kinds: kinds of the live registers before and after it.
-    written: bit set of the registers that it stores. hits: how many warps have run it.
+    written: bit set of the registers that it stores. hits: how many warps have run it. next,
+    parted: the successors found so far, for groups that stay whole and for parts of them.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class Variant:
         "kinds",
         "mode",
         "next",
+        "parted",
         "pc",
         "run",
         "sites",
@@ -97,6 +100,7 @@ class Variant:
         self.kinds = kinds
         self.written = written
         self.next: list[Variant | None] = [None] * len(targets)
+        self.parted: dict[tuple[int, Mode, bool], Variant] = {}
         self.hits = 0
 
 

@@ -44,7 +44,7 @@ class Cta:
         self.base = rank << RANK_SHIFT
         self.base_word = np.uint32(self.base)
         self.shared = SharedMemory(launch.shared_bytes, rank)
-        self.tensor = TensorMemory(launch.tensor_columns)
+        self.tensor = TensorMemory(launch.machine.tensor_columns)
         self.operands = MmaCta(self.shared.data, self.shared.written, self.tensor)
         self.tensor_waiters: list[Group] = []
         self.mbarriers: dict[int, MBarrier] = {}

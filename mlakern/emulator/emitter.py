@@ -1,27 +1,21 @@
-"""Writing the Python function of one region: values, their forms, and lines of code.
+"""Writing the Python function of one region: what opcode generators talk to.
 
-The opcode generators talk to an `Emitter`. It knows in which forms every register exists at this
-point (`values.Value`), converts on demand and only once, and keeps one generated line for each
-step so that an exception's line number leads back to the PTX instruction.
+An `Emitter` knows in which forms every register exists at this point (`values.Value`), fetches
+registers that earlier regions wrote, and writes back those that later regions may read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
-import numpy as np
-
-from mlakern.emulator import values
 from mlakern.emulator.addresses import Layout, symbol_code
-from mlakern.emulator.errors import PtxError
+from mlakern.emulator.forms import Forms
 from mlakern.emulator.program import (
     Both,
     Entry,
     FloatImm,
     Imm,
-    Instruction,
     Not,
     Operand,
     Reg,
@@ -30,34 +24,18 @@ from mlakern.emulator.program import (
     Symbol,
 )
 from mlakern.emulator.special import SPECIAL_REGISTERS
-from mlakern.emulator.values import Value, dtype_of, float_bits
+from mlakern.emulator.values import Value, float_bits
+from mlakern.emulator.writer import Mode
+
+SCRATCH = -1  # register number of intermediate results
 
 
-class Mode(Enum):
-    """What kind of group of lanes a region is compiled for."""
+class Emitter(Forms):
+    """State of the function being written.
 
-    LANE = "one lane: every register is a scalar"
-    WARP = "one whole warp"
-    BUNDLE = "several whole warps"
-    PARTIAL = "lanes of incomplete warps"
-
-
-# How a form is made from the form a value was computed in. {0}: the source, {1}: the dtype's name.
-_SCALAR_STEPS = {
-    ("i", "j"): "({0} ^ {sign}) - {sign}",
-    ("j", "i"): "{0} & {mask}",
-    ("i", "g"): "to_float32({0})",
-    ("g", "i"): "from_float32({0})",
-    ("i", "h"): "to_float64({0})",
-    ("h", "i"): "from_float64({0})",
-}
-
-
-SCRATCH = -1
-
-
-class Emitter:
-    """State of the function being written."""
+    kinds: of the live registers at the start of the region. written: registers written so far.
+    live_out: registers that may be read after the region. stored: kinds of those written back.
+    """
 
     def __init__(
         self,
@@ -67,57 +45,15 @@ class Emitter:
         kinds: dict[int, str],
         namespace: dict[str, Any],
     ) -> None:
+        super().__init__(entry.instructions[0], mode, namespace)
         self.entry = entry
         self.places = places
-        self.mode = mode
-        self.namespace = namespace
-        self.lines: list[str] = []
-        self.sites: list[Instruction] = []
-        self.instruction = entry.instructions[0]
-        self.registers: dict[int, Value] = {}
         self.kinds = kinds
+        self.registers: dict[int, Value] = {}
+        self.specials: dict[str, Value] = {}
         self.written: set[int] = set()
         self.live_out: list[int] = []
         self.stored: dict[int, str] = {}
-        self.specials: dict[str, Value] = {}
-        self.constants: dict[tuple[Any, ...], str] = {}
-        self.count = 0
-        self.single = mode is Mode.LANE
-
-    # Lines and names
-
-    def line(self, code: str) -> None:
-        """Append a line of code that belongs to the current instruction."""
-        self.lines.append(code)
-        self.sites.append(self.instruction)
-
-    def name(self, prefix: str = "t") -> str:
-        self.count += 1
-        return f"{prefix}{self.count}"
-
-    def temporary(self, code: str) -> str:
-        """Compute ``code`` into a new local variable."""
-        name = self.name()
-        self.line(f"{name} = {code}")
-        return name
-
-    def constant(self, value: Any, *key: Any) -> str:
-        """A name for an object that generated code refers to."""
-        found = self.constants.get(key) if key else None
-        if found is None:
-            found = f"K{len(self.namespace)}"
-            self.namespace[found] = value
-            if key:
-                self.constants[key] = found
-        return found
-
-    @property
-    def site(self) -> str:
-        """The current instruction as a constant of generated code."""
-        return self.constant(self.instruction, "site", self.instruction.pc)
-
-    def error(self, message: str) -> PtxError:
-        return PtxError(f"line {self.instruction.line}: {self.instruction.text}: {message}")
 
     # Reading
 
@@ -189,106 +125,6 @@ class Emitter:
                 self.specials[name] = found
         return found
 
-    def scalar(self, *sources: Value) -> bool:
-        return all(source.scalar for source in sources)
-
-    # Forms
-
-    def get(self, value: Value, form: str) -> str:
-        """The Python expression of a value in a form; array forms of scalars are 0-d."""
-        name = value.names.get(form)
-        if name is None:
-            name = value.names[form] = self.convert(value, form)
-        return name
-
-    def convert(self, value: Value, form: str) -> str:
-        if value.kind == "w":
-            return self.convert_halves(value, form)
-        if value.scalar:
-            return self.convert_scalar(value, form)
-        if form.isupper():
-            return self.get(value, form.lower())
-        if form in values.SCALAR_KINDS:
-            raise self.error("an operand that must be the same in all lanes differs between them")
-        name = self.name(form)
-        source = value.names.get(value.kind) or next(iter(value.names.values()))
-        self.line(f"{name} = {source}.view({self.dtype(form, value.width)})")
-        return name
-
-    def convert_scalar(self, value: Value, form: str) -> str:
-        if form in "us" or form in "US":
-            return self.array_of(value, "i", "u", form)
-        if form in "fF":
-            return self.array_of(value, "i", "u", form)
-        if form in "pP":
-            return self.array_of(value, "b", "p", form)
-        if value.kind != "i" and form != "i":
-            source = Value(value.width, "i", {"i": self.get(value, "i")})
-            return self.convert_scalar(source, form)
-        rule = _SCALAR_STEPS.get((value.kind, form))
-        if rule is None:
-            raise self.error(f"a {value.kind} value has no form {form}")
-        code = value.names[value.kind]
-        if form == "j" and code.isdigit():
-            bits = int(code)
-            return str(bits - (1 << value.width) if bits >> (value.width - 1) else bits)
-        if form in "gh" and code.isdigit():
-            make = values.to_float32 if form == "g" else values.to_float64
-            return self.constant(make(int(code)), "float", form, code)
-        name = self.name(form)
-        text = rule.format(code, sign=1 << (value.width - 1), mask=(1 << value.width) - 1)
-        self.line(f"{name} = {text}")
-        return name
-
-    def array_of(self, value: Value, scalar_form: str, array_form: str, form: str) -> str:
-        """A scalar as an array: 0-d, or one element for each lane for upper-case forms."""
-        low = form.lower()
-        if value.kind == "g" and low == "f":
-            scalar_form = "g"
-        code = self.get(value, scalar_form)
-        if form.isupper():
-            source = self.get(value, low)
-            return self.temporary(f"full(g.width, {source})")
-        if code.isdigit():
-            zero_d = np.array(int(code), dtype_of(array_form, value.width))
-            return self.constant(zero_d.view(dtype_of(low, value.width)), low, value.width, code)
-        name = self.name(low)
-        dtype = self.dtype("f" if scalar_form == "g" else array_form, value.width)
-        view = (
-            ""
-            if scalar_form == "g" or low == array_form
-            else f".view({self.dtype(low, value.width)})"
-        )
-        self.line(f"{name} = array({code}, {dtype}){view}")
-        return name
-
-    def convert_halves(self, value: Value, form: str) -> str:
-        assert value.halves is not None
-        low, high = (self.get(half, "U") for half in value.halves)
-        name = self.name("u")
-        self.line(f"{name} = join({low}, {high})")
-        if form in "uU":
-            return name
-        value.names["u"] = name
-        return self.temporary(f"{name}.view({self.dtype(form.lower(), 64)})")
-
-    def dtype(self, form: str, width: int) -> str:
-        return self.constant(dtype_of(form, width), "dtype", form, width)
-
-    def split(self, value: Value) -> tuple[Value, Value]:
-        """The low and high 32 bits of a 64-bit value."""
-        if value.halves is None:
-            if value.scalar:
-                code = self.get(value, "i")
-                low = Value(32, "i", {"i": self.temporary(f"{code} & 0xFFFFFFFF")})
-                high = Value(32, "i", {"i": self.temporary(f"{code} >> 32")})
-            else:
-                code = self.get(value, "u")
-                low = Value(32, "u", {"u": self.temporary(f"low_half({code})")})
-                high = Value(32, "u", {"u": self.temporary(f"high_half({code})")})
-            value.halves = low, high
-        return value.halves
-
     # Writing
 
     def scratch(self, width: int) -> Reg:
@@ -346,7 +182,7 @@ class Emitter:
 
         A scalar result is turned back into a scalar.
         """
-        name = self.constant(function, function)
+        name = self.constant(function)
         code = f"{name}({', '.join(self.get(source, form) for source in sources)})"
         if not self.scalar(*sources):
             return self.set(operand, form, code, width)

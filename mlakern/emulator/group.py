@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mlakern.emulator.emitter import Mode
 from mlakern.emulator.values import UNSIGNED, from_float32, join, kind_of
+from mlakern.emulator.writer import Mode
 
 if TYPE_CHECKING:
     from mlakern.emulator.bundle import Bundle

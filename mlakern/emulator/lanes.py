@@ -44,7 +44,7 @@ def _whole_warps(mode: str, operand: int, clamp: int, width: int) -> tuple[Any, 
 
 
 def _sources(lane: Any, mode: str, operand: Any, clamp: Any) -> tuple[Any, Any]:
-    """Source lanes in the warp (PTX ISA, shfl.sync), a lane's own where the source is out of range."""
+    """Source lanes in the warp (PTX ISA, shfl.sync); a lane's own where out of range."""
     operand = operand & 31
     segment, limit = clamp >> 8 & 31, clamp & 31
     highest = (lane & segment) | (limit & ~segment)

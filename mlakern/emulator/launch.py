@@ -22,7 +22,27 @@ Size = tuple[int, int, int]
 WARP = 32
 MAX_THREADS = 1024
 MAX_CLUSTER = 16
-MAX_SHARED = 228 * 1024
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What differs between architectures: sizes of a CTA's memories, descriptor addresses.
+
+    shared_bytes: with the 1024 that the system reserves.
+    """
+
+    shared_bytes: int = 228 * 1024
+    tensor_columns: int = 512
+    sm_107: bool = False
+
+
+# The shared memory of sm_107 is what its 15-bit descriptor addresses reach (inferred).
+_MACHINES = {"sm_107": Machine(512 * 1024, 576, sm_107=True)}
+
+
+def machine_of(target: str) -> Machine:
+    """The machine that a PTX target names."""
+    return _MACHINES.get(target.rstrip("af"), Machine())
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,7 @@ class Launch:
         symbols: dict[str, int],
         options: Options,
         observer: Observer | None,
-        tensor_columns: int,
+        machine: Machine,
     ) -> None:
         self.code = code
         self.entry = code.entry
@@ -77,7 +97,7 @@ class Launch:
         self.symbols = symbols
         self.options = options
         self.observer = observer
-        self.tensor_columns = tensor_columns
+        self.machine = machine
         self.threads = block[0] * block[1] * block[2]
         self.warps = -(-self.threads // WARP)
         self.threads_rounded = self.warps * WARP
@@ -111,10 +131,10 @@ class Launch:
             )
         if self.cluster_size > MAX_CLUSTER:
             raise EmulatorError(f"launch of {name}: {self.cluster_size} CTAs a cluster, at most 16")
-        if self.shared_bytes > MAX_SHARED:
+        if self.shared_bytes > self.machine.shared_bytes:
             raise EmulatorError(
                 f"launch of {name}: {self.shared_bytes} bytes of shared memory with the "
-                f"1024 reserved ones, at most {MAX_SHARED}"
+                f"1024 reserved ones, at most {self.machine.shared_bytes}"
             )
 
     def _pack(self, values: Sequence[bytes | TensorMap]) -> Any:

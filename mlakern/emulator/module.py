@@ -11,7 +11,7 @@ import numpy as np
 from mlakern.emulator.codegen import Code, Variant
 from mlakern.emulator.cta import Cluster
 from mlakern.emulator.errors import EmulatorError
-from mlakern.emulator.launch import Launch, LaunchReport, Options, Size
+from mlakern.emulator.launch import Launch, LaunchReport, Options, Size, machine_of
 from mlakern.emulator.memory import GlobalMemory
 from mlakern.emulator.program import Entry, Program
 from mlakern.emulator.ptx import parse
@@ -19,9 +19,6 @@ from mlakern.tensormap import TensorMap
 
 if TYPE_CHECKING:
     from mlakern.emulator.observer import Observer
-
-_RUBIN_COLUMNS = 576
-_COLUMNS = 512
 
 
 class Module:
@@ -72,7 +69,6 @@ class Module:
             from mlakern.emulator.races import RaceDetector
 
             observer = RaceDetector()
-        columns = _RUBIN_COLUMNS if self.program.target.startswith("sm_107") else _COLUMNS
         launch = Launch(
             code,
             grid,
@@ -84,7 +80,7 @@ class Module:
             self._place_variables(code.entry, memory),
             options,
             observer,
-            columns,
+            machine_of(self.program.target),
         )
         before = {variant: variant.hits for variant in code.variants.values()}
         count = 0

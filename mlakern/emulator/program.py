@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from mlakern.emulator.observer import Site
+
 if TYPE_CHECKING:
     from mlakern.emulator.opcodes.table import Row
 
@@ -90,18 +92,16 @@ class Memory:
 Operand: TypeAlias = "Reg | Imm | FloatImm | Special | Symbol | Sink | Not | Both | Vector | Memory"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Instruction:
-    """One instruction.
+@dataclass(frozen=True, eq=False)
+class Instruction(Site):
+    """One instruction; its text and PTX line are those of a `Site`.
 
-    text, line: as written, for messages. row: its line in the opcode table. modifiers: what follows
+    pc: its index in the kernel. row: its line in the opcode table. modifiers: what follows
     the opcode except types, in order; types: ``s32`` and the like, in order. guard: (predicate,
     runs when the predicate is …), only on branches: other guarded instructions were rewritten.
     """
 
     pc: int
-    line: int
-    text: str
     row: Row
     modifiers: tuple[str, ...]
     types: tuple[str, ...]

@@ -96,7 +96,7 @@ def multiply(
     instruction: Instruction,
 ) -> None:
     """tcgen05.mma by one thread."""
-    sm_107 = g.cta.launch.tensor_columns > 512
+    sm_107 = g.cta.launch.machine.sm_107
     mma = tensorcore.decode(
         kind, word, a, b, d, accumulate, ctas, weight_stationary, a_in_tensor, sm_107
     )

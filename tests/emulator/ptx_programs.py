@@ -53,6 +53,7 @@ def run(
     memory: GlobalMemory | None = None,
     options: Options | None = None,
     observer: Any = None,
+    target: str = "sm_100a",
 ) -> LaunchReport:
     """Run a kernel whose parameters are tensor maps m0, m1, … and one pointer for each array.
 
@@ -64,7 +65,7 @@ def run(
     parameters = [f".align 64 .b8 m{n}[128]" for n in range(len(maps))]
     parameters += [f".u64 {name}" for name in names]
     loads = "\n".join(f"ld.param.u64 %rd{n}, [{name}];" for n, name in enumerate(names, 1))
-    text = kernel(loads + "\n" + body, parameters)
+    text = kernel(loads + "\n" + body, parameters, target)
     addresses = [memory.add(name, array, writable=True) for name, array in arrays.items()]
     return Module.from_ptx(text).launch(
         "k",

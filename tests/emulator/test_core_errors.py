@@ -1,4 +1,4 @@
-"""What hardware leaves undefined is an error that names instruction, line, warp, lane and address."""
+"""What hardware leaves undefined is an error that names instruction, line, lane and address."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def test_misaligned_global_access() -> None:
 
 
 def test_shared_memory_never_written() -> None:
-    body = TID + """
+    body = (
+        TID
+        + """
         shl.b32 %r2, %r1, 2;
         add.u32 %r3, %r10, %r2;
         setp.ge.u32 %p1, %r1, 30;
@@ -120,21 +122,30 @@ def test_shared_memory_never_written() -> None:
         ld.shared.u32 %r4, [%r3];
         ret;
     """
+    )
     fails(body, "ld.shared.u32 %r4, [%r3]", "lane 30", "address 0x478", "never written")
 
 
 def test_shared_memory_out_of_bounds() -> None:
-    fails(TID + "st.shared.u32 [%r10+4096], %r1;\n ret;", "write of 4 bytes at shared address 0x1400",
-          "it ends at 0x1400", shared=4096)  # fmt: skip
+    fails(
+        TID + "st.shared.u32 [%r10+4096], %r1;\n ret;",
+        "write of 4 bytes at shared address 0x1400",
+        "it ends at 0x1400",
+        shared=4096,
+    )
 
 
 def test_shared_memory_of_a_cta_that_does_not_exist() -> None:
-    body = TID + "mapa.shared::cluster.u32 %r2, %r10, 2;\n st.shared::cluster.u32 [%r2], %r1;\n ret;"
+    body = (
+        TID + "mapa.shared::cluster.u32 %r2, %r10, 2;\n st.shared::cluster.u32 [%r2], %r1;\n ret;"
+    )
     fails(body, "CTA rank 2 in a cluster of 2", grid=2, cluster=2)
 
 
 def test_remote_access_after_the_peer_has_exited() -> None:
-    body = TID + """
+    body = (
+        TID
+        + """
         mov.u32 %r2, %cluster_ctarank;
         setp.eq.u32 %p1, %r2, 1;
         @%p1 bra END;
@@ -148,6 +159,7 @@ def test_remote_access_after_the_peer_has_exited() -> None:
     END:
         ret;
     """
+    )
     fails(body, "shared memory of CTA rank 1, which has exited", "st.shared::cluster.u32",
           grid=2, cluster=2)  # fmt: skip
 
@@ -185,7 +197,9 @@ def test_too_many_arrivals() -> None:
 
 def test_missed_phase() -> None:
     """Lane 0 completes two phases in one go while warp 1 waits for the first of them."""
-    body = TID + """
+    body = (
+        TID
+        + """
         setp.ne.u32 %p1, %r1, 0;
         @%p1 bra READY;
         mbarrier.init.shared.b64 [%r10], 1;
@@ -209,6 +223,7 @@ def test_missed_phase() -> None:
     END:
         ret;
     """
+    )
     fails(body, "missed phase", "waited for phase 0", "try_wait.parity", "warp 1", block=64)
 
 
@@ -216,7 +231,9 @@ def test_missed_phase() -> None:
 
 
 def test_deadlock_names_what_every_warp_waits_for() -> None:
-    body = TID + """
+    body = (
+        TID
+        + """
         setp.ne.u32 %p1, %r1, 0;
         @%p1 bra READY;
         mbarrier.init.shared.b64 [%r10], 5;
@@ -239,6 +256,7 @@ def test_deadlock_names_what_every_warp_waits_for() -> None:
         bar.sync 4, 64;
         ret;
     """
+    )
     message = fails(
         body,
         "deadlock",
@@ -257,7 +275,9 @@ def test_deadlock_names_what_every_warp_waits_for() -> None:
 
 def test_deadlock_of_lanes_that_cannot_meet() -> None:
     """One lane waits inside a branch for a shuffle that names the whole warp."""
-    body = TID + """
+    body = (
+        TID
+        + """
         setp.ne.u32 %p1, %r1, 3;
         @%p1 bra END;
         shfl.sync.idx.b32 %r2, %r1, 0, 31, -1;
@@ -265,6 +285,7 @@ def test_deadlock_of_lanes_that_cannot_meet() -> None:
         bar.warp.sync -1;
         ret;
     """
+    )
     fails(body, "deadlock", "other lanes of its warps", "lane 3", "shfl.sync", error=DeadlockError)
 
 
@@ -301,7 +322,9 @@ def test_a_spin_that_ends_is_not_a_deadlock() -> None:
 def test_named_barrier_misuse() -> None:
     fails(TID + "bar.sync 1, 40;\n ret;", "got 40, need a multiple of 32")
     fails(TID + "bar.sync 17, 32;\n ret;", "barrier number: got 17")
-    body = TID + """
+    body = (
+        TID
+        + """
         setp.ge.u32 %p1, %r1, 32;
         @%p1 bra OTHER;
         bar.arrive 2, 128;
@@ -310,6 +333,7 @@ def test_named_barrier_misuse() -> None:
         bar.sync 2, 96;
         ret;
     """
+    )
     fails(body, "barrier count 96 differs", block=64)
 
 
@@ -331,8 +355,10 @@ LOAD = (
     + """
     mbarrier.init.shared.b64 [%r10], 1;
     mbarrier.arrive.expect_tx.shared.b64 _, [%r10], 2048;
+    mov.b64 %rd30, m0;
+    cvta.param.u64 %rd31, %rd30;
     cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes
-        [%r10+{at}], [m0, {{0, 0}}], [%r10];
+        [%r10+{at}], [%rd31, {{0, 0}}], [%r10];
 """
 )
 WAIT = """
@@ -371,7 +397,9 @@ def test_exit_with_a_copy_that_nobody_waited_for(options: Options) -> None:
           options=options)  # fmt: skip
     memory = GlobalMemory()
     at = memory.add("a", np.zeros(8192, np.uint8))
-    run(LOAD.format(at=1024) + WAIT + "END: ret;", memory=memory, maps=[tensor(at)], options=options)
+    run(
+        LOAD.format(at=1024) + WAIT + "END: ret;", memory=memory, maps=[tensor(at)], options=options
+    )
 
 
 # Tensor memory
@@ -388,7 +416,8 @@ FREE = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 64;\n ret;"
          "allocated: none"),
         (TID + "mov.u32 %r2, 0; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r3}, [%r2]; ret;",
          "columns [0, 1) are not allocated"),
-        (ALLOC + "mov.u32 %r2, 0; tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r3, %r4}, [%r2+3];" + FREE,
+        (ALLOC + "mov.u32 %r2, 0;"
+         "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r3, %r4}, [%r2+3];" + FREE,
          "tensor memory never written"),
         (ALLOC + "mov.u32 %r2, 0; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2+64], {%r1};" + FREE,
          "columns [64, 65) are not allocated"),
@@ -409,7 +438,9 @@ def test_tensor_memory_rules(body: str, message: str) -> None:
     fails(body, message, "warp 0")
 
 
-MMA = ALLOC + """
+MMA = (
+    ALLOC
+    + """
     setp.ne.u32 %p1, %r1, 0;
     @%p1 bra DONE;
     mov.u64 %rd2, {a}; mov.u64 %rd3, {b};
@@ -418,20 +449,25 @@ MMA = ALLOC + """
 DONE:
     mov.u32 %r2, 0;
 """
+)
 B128_DESCRIPTOR = (1024 >> 4) | 1 << 16 | 64 << 32 | 1 << 46 | 2 << 61
 M64_N32 = 1 << 4 | (32 >> 3) << 17 | (64 >> 4) << 24
 
 
 def test_mma_of_operands_never_written() -> None:
     body = MMA.format(a=B128_DESCRIPTOR, b=B128_DESCRIPTOR, word=M64_N32).replace("[0]", "[%r99]")
-    body = body.replace("setp.ne.u32 %p2", "mov.u32 %r99, 0; setp.ne.u32 %p2").replace("0, 0;", "%r99, 0;")
+    body = body.replace("setp.ne.u32 %p2", "mov.u32 %r99, 0; setp.ne.u32 %p2").replace(
+        "0, 0;", "%r99, 0;"
+    )
     fails(body + FREE, "never written", "tcgen05.mma", "lane 0", shared=32768)
 
 
 def test_mma_with_an_illegal_descriptor() -> None:
     wrong = B128_DESCRIPTOR & ~(7 << 61) | 3 << 61
     body = MMA.format(a=wrong, b=B128_DESCRIPTOR, word=M64_N32).replace("[0]", "[%r99]")
-    body = body.replace("setp.ne.u32 %p2", "mov.u32 %r99, 0; setp.ne.u32 %p2").replace("0, 0;", "%r99, 0;")
+    body = body.replace("setp.ne.u32 %p2", "mov.u32 %r99, 0; setp.ne.u32 %p2").replace(
+        "0, 0;", "%r99, 0;"
+    )
     fails(body + FREE, "descriptor", "tcgen05.mma", shared=32768)
 
 

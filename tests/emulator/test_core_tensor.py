@@ -1,7 +1,7 @@
-"""A whole FP8 matrix product: TMA → mbarrier → tcgen05.mma → commit → tcgen05.ld, for one CTA and a pair.
+"""A whole FP8 matrix product: TMA → mbarrier → tcgen05.mma → commit → tcgen05.ld.
 
-D[128, 128] = A[128, K] · B[128, K]ᵀ. Warps 0-3 store D, warp 4 issues MMAs, warp 5 loads, through two stages
-of shared memory. With a pair of CTAs each holds 64 rows of A and of B.
+D[128, 128] = A[128, K] · B[128, K]ᵀ by one CTA or by a pair, which share the rows of A and of B.
+Warps 0-3 store D, warp 4 issues MMAs, warp 5 loads, through two stages of shared memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def gemm(ctas: int) -> str:
         setp.eq.s32 %p10, 0, 0;"""
         for step in range(4)
     ).replace("setp.eq.s32 %p10, 0, 0;", "mov.pred %p10, -1;")
-    load = f"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.cta_group::{ctas}"
+    load = (
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile"
+        f".mbarrier::complete_tx::bytes.cta_group::{ctas}"
+    )
     columns = 4 if ctas == 2 else 8  # tcgen05.ld of 16 columns that a warp makes
     return f"""
     mov.u32 %r1, %tid.x;
@@ -241,8 +244,152 @@ def test_delay_shows_a_missing_wait_that_eager_work_hides() -> None:
         try:
             error, _ = run_gemm(1, Options(delay=True, seed=seed), body)
         except Exception as problem:
-            assert "never written" in str(problem) or "exits" in str(problem)  # noqa: PT017
+            assert "never written" in str(problem) or "exits" in str(problem)
             seen += 1
         else:
             seen += error > 1e-3
     assert seen == 4
+
+
+FILL = """
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r4, dynamic;
+    shr.u32 %r2, %r1, 5;
+    shfl.sync.idx.b32 %r2, %r2, 0, 31, -1;
+    setp.ne.u32 %p1, %r2, 0;
+    @%p1 bra ALLOCATED;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 64;
+ALLOCATED:
+    bar.sync 0;
+    ld.shared.u32 %r6, [%r4];
+    shl.b32 %r7, %r2, 21;
+    add.u32 %r7, %r7, %r6;
+    mul.lo.u32 %r10, %r1, 1000;
+    add.u32 %r11, %r10, 1; add.u32 %r12, %r10, 2; add.u32 %r13, %r10, 3;
+    add.u32 %r14, %r10, 4; add.u32 %r15, %r10, 5; add.u32 %r16, %r10, 6; add.u32 %r17, %r10, 7;
+    tcgen05.st.sync.aligned.32x32b.x8.b32 [%r7],
+        {%r10, %r11, %r12, %r13, %r14, %r15, %r16, %r17};
+    tcgen05.wait::st.sync.aligned;
+"""
+FREE = """
+    bar.sync 0;
+    @%p1 bra END;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 64;
+END:
+    ret;
+"""
+
+
+def read_back(load: str, registers: int, target: str = "sm_100a") -> np.ndarray:
+    """Tensor memory holds 1000 · lane + column; what each thread's registers hold after a load."""
+    out = np.zeros((128, registers), np.uint32)
+    stores = "".join(f"st.global.u32 [%rd40+{4 * n}], %r{20 + n};\n" for n in range(registers))
+    body = FILL + load + f"mad.wide.u32 %rd40, %r1, {4 * registers}, %rd1;\n" + stores + FREE
+    run(body, {"out": out}, block=128, target=target)
+    return out
+
+
+@pytest.mark.parametrize("upper", [0, 16])
+def test_loads_of_sixteen_lanes(upper: int) -> None:
+    """16x256b: register 2h + e of thread t is lane t / 4 + 8 h, column 2 (t % 4) + e."""
+    load = f"""
+        add.u32 %r8, %r7, {upper << 16};
+        tcgen05.ld.sync.aligned.16x256b.x1.b32 {{%r20, %r21, %r22, %r23}}, [%r8];
+        tcgen05.wait::ld.sync.aligned;
+    """
+    got = read_back(load, 4)
+    warp, t = np.divmod(np.arange(128), 32)
+    for h in (0, 1):
+        for e in (0, 1):
+            lane = 32 * warp + upper + t // 4 + 8 * h
+            np.testing.assert_array_equal(got[:, 2 * h + e], 1000 * lane + 2 * (t % 4) + e)
+
+
+def test_load_with_a_reduction() -> None:
+    load = """
+        tcgen05.ld.red.sync.aligned.32x32b.x4.max.f32 {%r20, %r21, %r22, %r23}, %r24, [%r7+2];
+        tcgen05.wait::ld.sync.aligned;
+    """
+    got = read_back(load, 5, "sm_103a")
+    lanes = np.arange(128) * 1000
+    np.testing.assert_array_equal(got, lanes[:, None] + np.array([2, 3, 4, 5, 5]))
+
+
+def test_product_of_an_operand_in_tensor_memory() -> None:
+    """D[128, 16] = A[128, 32] · B[16, 32]ᵀ, A from tensor memory, B unswizzled, both e4m3."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal((rows, 32)).astype(FP8) for rows in (128, 16))
+    d = np.zeros((128, 16), np.float32)
+    word = 1 << 4 | (16 >> 3) << 17 | (128 >> 4) << 24
+    # Rows of 16 bytes; eight rows together; the second half of K 256 bytes on.
+    high = (128 >> 4) | 1 << 14
+    body = f"""
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r4, dynamic;
+    shr.u32 %r2, %r1, 5;
+    shfl.sync.idx.b32 %r2, %r2, 0, 31, -1;
+    setp.ne.u32 %p2, %r1, 0;
+    @%p2 bra READY;
+    mbarrier.init.shared.b64 [%r4+2048], 1;
+READY:
+    setp.ne.u32 %p1, %r2, 0;
+    @%p1 bra ALLOCATED;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4+2056], 64;
+ALLOCATED:
+    setp.gt.u32 %p3, %r1, 31;
+    @%p3 bra COPIED;
+    and.b32 %r8, %r1, 15;
+    shr.u32 %r9, %r1, 4;
+    shl.b32 %r10, %r8, 5;
+    mad.lo.u32 %r10, %r9, 16, %r10;
+    cvt.u64.u32 %rd20, %r10;
+    add.s64 %rd20, %rd20, %rd2;
+    ld.global.v4.b32 {{%r11, %r12, %r13, %r14}}, [%rd20];
+    mad.lo.u32 %r15, %r8, 16, %r4;
+    mad.lo.u32 %r15, %r9, 256, %r15;
+    st.shared.v4.b32 [%r15], {{%r11, %r12, %r13, %r14}};
+    fence.proxy.async.shared::cta;
+COPIED:
+    bar.sync 0;
+    ld.shared.u32 %r6, [%r4+2056];
+    shl.b32 %r7, %r2, 21;
+    add.u32 %r7, %r7, %r6;
+    mad.wide.u32 %rd21, %r1, 32, %rd1;
+    ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%rd21];
+    ld.global.v4.b32 {{%r24, %r25, %r26, %r27}}, [%rd21+16];
+    tcgen05.st.sync.aligned.32x32b.x8.b32 [%r7+32],
+        {{%r20, %r21, %r22, %r23, %r24, %r25, %r26, %r27}};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.fence::before_thread_sync;
+    bar.sync 0;
+    @%p2 bra WAIT;
+    tcgen05.fence::after_thread_sync;
+    shr.u32 %r30, %r4, 4;
+    or.b32 %r30, %r30, {(256 >> 4) << 16};
+    mov.b64 %rd22, {{%r30, {high}}};
+    add.u32 %r31, %r6, 32;
+    setp.ne.u32 %p4, %r1, %r1;
+    tcgen05.mma.cta_group::1.kind::f8f6f4 [%r6], [%r31], %rd22, {word}, %p4;
+    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r4+2048];
+WAIT:
+    mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r4+2048], 0;
+    @!%p5 bra WAIT;
+    tcgen05.fence::after_thread_sync;
+    tcgen05.ld.sync.aligned.32x32b.x16.b32 {{{", ".join(f"%r{n}" for n in range(40, 56))}}}, [%r7];
+    tcgen05.wait::ld.sync.aligned;
+    mad.wide.u32 %rd23, %r1, 64, %rd3;
+    st.global.v4.b32 [%rd23], {{%r40, %r41, %r42, %r43}};
+    st.global.v4.b32 [%rd23+16], {{%r44, %r45, %r46, %r47}};
+    st.global.v4.b32 [%rd23+32], {{%r48, %r49, %r50, %r51}};
+    st.global.v4.b32 [%rd23+48], {{%r52, %r53, %r54, %r55}};
+    {FREE}
+    """
+    run(
+        body,
+        {"a": a.view(np.uint8), "b": b.view(np.uint8), "d": d},
+        block=128,
+        options=Options(races=True),
+    )
+    np.testing.assert_allclose(
+        d, a.astype(np.float64) @ b.astype(np.float64).T, rtol=1e-5, atol=1e-5
+    )

@@ -1,19 +1,17 @@
-"""The opcode table, filled by the modules of this package."""
+"""The opcode table. Importing the modules below fills it."""
 
 from __future__ import annotations
 
-from mlakern.emulator.opcodes import (  # noqa: F401 - importing a module adds its rows
-    arithmetic,
-    barrier,
-    bits,
-    bulk,
-    control,
-    conversion,
-    floating,
-    memory,
-    tcgen05,
-    warp,
-)
+import mlakern.emulator.opcodes.arithmetic
+import mlakern.emulator.opcodes.barrier
+import mlakern.emulator.opcodes.bits
+import mlakern.emulator.opcodes.bulk
+import mlakern.emulator.opcodes.control
+import mlakern.emulator.opcodes.conversion
+import mlakern.emulator.opcodes.floating
+import mlakern.emulator.opcodes.memory
+import mlakern.emulator.opcodes.tcgen05
+import mlakern.emulator.opcodes.warp  # noqa: F401
 from mlakern.emulator.opcodes.table import Control, Row, lookup, rows
 
 __all__ = ["Control", "Row", "lookup", "rows"]

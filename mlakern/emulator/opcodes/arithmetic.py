@@ -10,7 +10,7 @@ import numpy as np
 
 from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.errors import Fault
-from mlakern.emulator.opcodes.floating import add_float, minmax_float
+from mlakern.emulator.opcodes.floating import add_float, flush_value, minmax_float
 from mlakern.emulator.opcodes.table import BITS, FLOATS, INTEGERS, opcode
 from mlakern.emulator.program import Instruction
 from mlakern.emulator.values import SIGNED, UNSIGNED, Value
@@ -131,7 +131,7 @@ def _high(e: Emitter, i: Instruction, a: Value, b: Value) -> Value:
         code = f"(({e.get(a, one)} * {e.get(b, one)}) >> {width}) & {mask}"
         return Value(width, "i", {"i": e.temporary(code)})
     if width == 64:
-        function = e.constant(high_product, "high", form)
+        function = e.constant(high_product)
         code = f"{function}({e.get(a, form)}, {e.get(b, form)})"
         return Value(width, "u", {"u": e.temporary(code)})
     product = e.get(_wide_value(e, i, a, b), form)
@@ -184,6 +184,17 @@ def rem(e: Emitter, i: Instruction) -> None:
     e.call(i.operands[0], remainder, form, *sources(e, i, width))
 
 
+def _float_source(e: Emitter, i: Instruction) -> Value:
+    """The source of neg or abs of a floating type, flushed for .ftz."""
+    kind = i.types[0]
+    value = e.read(i.operands[1], {"f64": 64, "f16": 16, "bf16": 16}.get(kind, 32))
+    if i.has("ftz"):
+        if kind != "f32":
+            raise e.error(f".ftz of type .{kind} is not supported")
+        value = flush_value(e, value)
+    return value
+
+
 @opcode("neg", "d s", f"s16 s32 s64 {FLOATS} {HALVES}", "ftz")
 def neg(e: Emitter, i: Instruction) -> None:
     kind = i.types[0]
@@ -191,7 +202,7 @@ def neg(e: Emitter, i: Instruction) -> None:
         _modular(e, i, "-{0}")
         return
     sign = {"f32": 1 << 31, "f64": 1 << 63, "f16": 1 << 15, "bf16": 1 << 15}.get(kind, 0x80008000)
-    a = e.read(i.operands[1], bits_of(kind) if kind in FLOATS.split() else 32)
+    a = _float_source(e, i)
     flip = Value(a.width, "i", {"i": str(sign)})
     e.compute(i.operands[0], "{0} ^ {1}", "u", a, flip)
 
@@ -203,7 +214,7 @@ def abs_(e: Emitter, i: Instruction) -> None:
         e.compute(i.operands[0], "abs({0})", "s", *sources(e, i, bits_of(kind)))
         return
     keep = {"f32": (1 << 31) - 1, "f64": (1 << 63) - 1, "f16": 0x7FFF, "bf16": 0x7FFF}
-    a = e.read(i.operands[1], bits_of(kind) if kind in FLOATS.split() else 32)
+    a = _float_source(e, i)
     mask = Value(a.width, "i", {"i": str(keep.get(kind, 0x7FFF7FFF))})
     e.compute(i.operands[0], "{0} & {1}", "u", a, mask)
 
@@ -262,6 +273,8 @@ def compare(e: Emitter, i: Instruction, out: Any, a: Value, b: Value) -> Value:
     name = next(m for m in i.modifiers if m in _COMPARE)
     template = _COMPARE[name]
     if kind[0] == "f":
+        if i.has("ftz"):
+            a, b = flush_value(e, a), flush_value(e, b)
         if name == "ne":
             template = _ORDERED_NE
         if e.scalar(a, b):
@@ -344,6 +357,7 @@ def slct(e: Emitter, i: Instruction) -> None:
     c = e.read(i.operands[3], 32)
     zero = Value(32, "i", {"i": "0"})
     form = "f" if i.types[1] == "f32" else "s"
+    c = flush_value(e, c) if i.has("ftz") else c
     select(e, i.operands[0], a, b, e.predicate(e.scratch(1), "{0} >= {1}", form, c, zero))
 
 
@@ -355,6 +369,6 @@ def sad(e: Emitter, i: Instruction) -> None:
         e.compute(i.operands[0], "abs({0} - {1}) + {2}", form, a, b, c)
         return
     x, y, z = (e.get(v, form) for v in (a, b, c))
-    larger = f"{e.constant(np.maximum, 'maximum')}({x}, {y})"
-    smaller = f"{e.constant(np.minimum, 'minimum')}({x}, {y})"
+    larger = f"{e.constant(np.maximum)}({x}, {y})"
+    smaller = f"{e.constant(np.minimum)}({x}, {y})"
     e.set(i.operands[0], form, f"{larger} - {smaller} + {z}")

@@ -29,7 +29,7 @@ def _aligned(i: Instruction) -> bool:
 def _sync(e: Emitter, i: Instruction) -> None:
     if _aligned(i):
         e.converge()
-    function = e.constant(barriers.sync, "sync")
+    function = e.constant(barriers.sync)
     args = f"g, {_number_and_count(e, i, 0, 1)}, {_aligned(i)}, {e.site}"
     done = e.temporary(f"{function}({args})")
     e.line(f"if {done} is not True: return BLOCKED if {done} is None else ({done},)")
@@ -38,7 +38,7 @@ def _sync(e: Emitter, i: Instruction) -> None:
 def _arrive(e: Emitter, i: Instruction) -> None:
     if _aligned(i):
         e.converge()
-    function = e.constant(barriers.arrive, "arrive")
+    function = e.constant(barriers.arrive)
     e.line(f"{function}(g, {_number_and_count(e, i, 0, 1)}, {e.site})")
 
 
@@ -49,7 +49,7 @@ def _reduce(e: Emitter, i: Instruction) -> None:
     number = e.get(e.read(i.operands[1], 32), "i")
     count = e.get(e.read(i.operands[2], 32), "i") if len(i.operands) == 4 else "None"
     operation = next(m for m in i.modifiers if m in ("popc", "and", "or"))
-    function = e.constant(barriers.reduce, "reduce")
+    function = e.constant(barriers.reduce)
     flag = e.get(source, "b" if source.scalar else "p")
     args = f"g, {number}, {count}, {operation!r}, {flag}, {_aligned(i)}, {e.site}"
     found = e.temporary(f"{function}({args})")
@@ -73,7 +73,7 @@ for _name in ("bar", "bar.cta", "barrier", "barrier.cta"):
 def cluster_arrive(e: Emitter, i: Instruction) -> None:
     if i.has("aligned"):
         e.converge()
-    function = e.constant(barriers.cluster_arrive, "cluster_arrive")
+    function = e.constant(barriers.cluster_arrive)
     e.line(f"{function}(g, {not i.has('relaxed')}, {e.site})")
 
 
@@ -81,7 +81,7 @@ def cluster_arrive(e: Emitter, i: Instruction) -> None:
 def cluster_wait(e: Emitter, i: Instruction) -> None:
     if i.has("aligned"):
         e.converge()
-    function = e.constant(barriers.cluster_wait, "cluster_wait")
+    function = e.constant(barriers.cluster_wait)
     e.line(f"if not {function}(g, True, {e.site}): return BLOCKED")
 
 
@@ -108,7 +108,7 @@ def _each(e: Emitter, values: list[Value], code: str, result: str | None = None)
     names = [e.name() for _ in values]
     lists = [f"{e.get(value, 'U')}.tolist()" for value in values]
     each = e.name("g")
-    group = e.constant(fences.lanes_of, "lanes_of")
+    group = e.constant(fences.lanes_of)
     loop = f"for {', '.join([each, *names])} in zip({group}(g), {', '.join(lists)})"
     call = code.format(*names, g=each)
     if result is None:
@@ -120,13 +120,13 @@ def _each(e: Emitter, values: list[Value], code: str, result: str | None = None)
 @opcode("mbarrier.init", "m s", "b64", _SPACES)
 def mbarrier_init(e: Emitter, i: Instruction) -> None:
     where, count = _barrier(e, i.operands[0]), e.read(i.operands[1], 32)
-    function = e.constant(mbarrier.init, "init")
+    function = e.constant(mbarrier.init)
     _each(e, [where, count], f"{function}({{g}}, {{0}}, {{1}}, {e.site})")
 
 
 @opcode("mbarrier.inval", "m", "b64", _SPACES)
 def mbarrier_inval(e: Emitter, i: Instruction) -> None:
-    function = e.constant(mbarrier.invalidate, "inval")
+    function = e.constant(mbarrier.invalidate)
     _each(e, [_barrier(e, i.operands[0])], f"{function}({{g}}, {{0}})")
 
 
@@ -138,7 +138,7 @@ def _arrive_on(e: Emitter, i: Instruction, drop: bool = False, expect: bool = Fa
     zero = Value(32, "i", {"i": "0"})
     count = one if expect or extra is None else extra
     size = extra if expect and extra is not None else zero
-    function = e.constant(mbarrier.arrive, "arrive")
+    function = e.constant(mbarrier.arrive)
     code = f"{function}({{g}}, {{0}}, {{1}}, {{2}}, {drop}, {not i.has('relaxed')}, {e.site})"
     wanted = has_state and not isinstance(i.operands[0], Sink)
     values = [_barrier(e, i.operands[at]), count, size]
@@ -174,13 +174,13 @@ def mbarrier_arrive_drop_expect(e: Emitter, i: Instruction) -> None:
 @opcode("mbarrier.expect_tx", "m s", "b64", f"{_SPACES} relaxed {SCOPES}")
 def mbarrier_expect(e: Emitter, i: Instruction) -> None:
     values = [_barrier(e, i.operands[0]), e.read(i.operands[1], 32)]
-    _each(e, values, f"{e.constant(mbarrier.expect, 'expect')}({{g}}, {{0}}, {{1}})")
+    _each(e, values, f"{e.constant(mbarrier.expect)}({{g}}, {{0}}, {{1}})")
 
 
 @opcode("mbarrier.complete_tx", "m s", "b64", f"{_SPACES} relaxed {SCOPES}")
 def mbarrier_complete(e: Emitter, i: Instruction) -> None:
     values = [_barrier(e, i.operands[0]), e.read(i.operands[1], 32)]
-    _each(e, values, f"{e.constant(mbarrier.complete, 'complete')}({{g}}, {{0}}, {{1}})")
+    _each(e, values, f"{e.constant(mbarrier.complete)}({{g}}, {{0}}, {{1}})")
 
 
 def _wait(e: Emitter, i: Instruction) -> None:
@@ -191,14 +191,14 @@ def _wait(e: Emitter, i: Instruction) -> None:
     wait = mbarrier.wait_parity if parity else mbarrier.wait_state
     acquire = not i.has("relaxed")
     if e.scalar(where, what):
-        function = e.constant(wait, "wait")
+        function = e.constant(wait)
         args = f"g, {e.get(where, 'i')}, {e.get(what, 'i')}, {acquire}, {e.site}"
         done = e.temporary(f"{function}({args})")
         e.line(f"if {done} is None: return BLOCKED")
         e.bind(i.operands[0], Value(1, "b", {"b": done}))
         return
-    function = e.constant(fences.wait_lanes, "wait_lanes")
-    name = e.constant(wait, "wait")
+    function = e.constant(fences.wait_lanes)
+    name = e.constant(wait)
     args = f"g, {name}, {e.get(where, 'U')}, {e.get(what, 'U')}, {acquire}, {e.site}"
     done = e.temporary(f"{function}({args})")
     e.line(f"if type({done}) is tuple: return {done}")
@@ -219,8 +219,8 @@ def mbarrier_pending(e: Emitter, _: Instruction) -> None:
 
 
 def _fence(e: Emitter, kind: Fence) -> None:
-    function = e.constant(fences.fence, "fence")
-    e.line(f"{function}(g, {e.constant(kind, 'fence', kind)})")
+    function = e.constant(fences.fence)
+    e.line(f"{function}(g, {e.constant(kind)})")
 
 
 _FENCE_ORDER = (

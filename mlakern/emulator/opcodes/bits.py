@@ -94,7 +94,7 @@ def shl(e: Emitter, i: Instruction) -> None:
         by = Value(width, "i", {"i": str(count.value)})
         e.compute(i.operands[0], "{0} << {1}", "u", a, by)
     else:
-        function = e.constant(shift_left, "shift_left")
+        function = e.constant(shift_left)
         e.set(i.operands[0], "u", f"{function}({e.get(a, 'U')}, {e.get(b, 'u')})")
 
 
@@ -111,7 +111,7 @@ def shr(e: Emitter, i: Instruction) -> None:
         by = Value(width, "i", {"i": str(count.value)})
         e.compute(i.operands[0], "{0} >> {1}", form, a, by)
     else:
-        function = e.constant(shift_right, "shift_right")
+        function = e.constant(shift_right)
         e.set(i.operands[0], form, f"{function}({e.get(a, form.upper())}, {e.get(b, 'u')})")
 
 
@@ -134,7 +134,7 @@ def shf(e: Emitter, i: Instruction) -> None:
         code = f"{wide} << {by} >> 32" if left else f"{wide} >> {by}"
         e.set(i.operands[0], "i", f"({code}) & 0xFFFFFFFF")
         return
-    function = e.constant(funnel, "funnel")
+    function = e.constant(funnel)
     args = f"{e.get(low, 'U')}, {e.get(high, 'U')}, {e.get(count, 'u')}"
     e.set(i.operands[0], "u", f"{function}({args}, {left}, {clamp})")
 
@@ -176,7 +176,7 @@ def prmt(e: Emitter, i: Instruction) -> None:
     if i.modifiers:
         raise e.error("prmt is supported in its default mode only")
     a, b, c = (e.read(operand, 32) for operand in i.operands[1:])
-    function = e.constant(permute, "permute")
+    function = e.constant(permute)
     code = f"{function}({e.get(a, 'u')}, {e.get(b, 'u')}, {e.get(c, 'u')})"
     if e.scalar(a, b, c):
         e.set(i.operands[0], "i", f"{code}.item()")
@@ -218,7 +218,7 @@ def bfe(e: Emitter, i: Instruction) -> None:
         mask = Value(width, "i", {"i": str((1 << kept) - 1)})
         e.compute(i.operands[0], "({0} >> {1}) & {2}", "u", a, by, mask)
         return
-    function = e.constant(extract_field, "bfe")
+    function = e.constant(extract_field)
     code = f"{function}({e.get(a, form)}, {e.get(start, 'u')}, {e.get(length, 'u')})"
     if e.scalar(a, start, length):
         e.set(i.operands[0], "i", f"{code}.item() & {(1 << width) - 1}")
@@ -251,7 +251,7 @@ def bfi(e: Emitter, i: Instruction) -> None:
         by = Value(width, "i", {"i": str(first.value)})
         e.compute(i.operands[0], "(({0} << {2}) & {3}) | ({1} & {4})", "u", a, b, by, field, rest)
         return
-    function = e.constant(insert_field, "bfi")
+    function = e.constant(insert_field)
     args = ", ".join(e.get(value, "u") for value in (a, b, start, length))
     if e.scalar(a, b, start, length):
         e.set(i.operands[0], "i", f"{function}({args}).item()")
@@ -288,7 +288,7 @@ def _count(name: str, function: Any, scalar: str) -> None:
         if a.scalar:
             e.set(i.operands[0], "i", scalar.format(e.get(a, "i"), width))
         else:
-            e.set(i.operands[0], "u", f"{e.constant(function, name)}({e.get(a, 'u')})")
+            e.set(i.operands[0], "u", f"{e.constant(function)}({e.get(a, 'u')})")
 
 
 _count("popc", population, "bin({0}).count('1')")
@@ -308,7 +308,7 @@ def bfind(e: Emitter, i: Instruction) -> None:
         raise e.error("bfind.shiftamt is not supported")
     form = i.types[0][0]
     a = e.read(i.operands[1], _width(i))
-    code = f"{e.constant(find_leading, 'bfind')}({e.get(a, form)})"
+    code = f"{e.constant(find_leading)}({e.get(a, form)})"
     if a.scalar:
         e.set(i.operands[0], "i", f"{code}.item()", 32)
     else:

@@ -33,7 +33,7 @@ def copy_tensor(e: Emitter, i: Instruction) -> None:
     if i.has("bulk_group"):
         described, source = i.operands[0], i.operands[1]
         values = [_map(e, described), address(e, source, "shared"), *_coordinates(e, i, described)]
-        function = e.constant(bulk.store_tensor, "store_tensor")
+        function = e.constant(bulk.store_tensor)
         listed = ", ".join(f"{{{n}}}" for n in range(2, len(values)))
         _copy(e, values, f"{function}(g, {{0}}, [{listed}], {{1}}, {e.site})")
         return
@@ -49,7 +49,7 @@ def copy_tensor(e: Emitter, i: Instruction) -> None:
     if i.has("multicast::cluster"):
         mask = f"{{{len(values)}}}"
         values.append(e.read(i.operands[3], 16))
-    function = e.constant(bulk.load_tensor, "load_tensor")
+    function = e.constant(bulk.load_tensor)
     pair = i.has("cta_group::2")
     _copy(
         e,
@@ -88,7 +88,7 @@ def copy_bulk(e: Emitter, i: Instruction) -> None:
             address(e, i.operands[1], "shared"),
             size,
         ]
-        function = e.constant(bulk.store_bytes, "store_bytes")
+        function = e.constant(bulk.store_bytes)
         _copy(e, values, f"{function}(g, {{0}}, {{1}}, {{2}}, {e.site})")
         return
     space = "shared" if i.modifiers[1] == "shared::cta" else "global"
@@ -102,7 +102,7 @@ def copy_bulk(e: Emitter, i: Instruction) -> None:
     if i.has("multicast::cluster"):
         mask = "{4}"
         values.append(e.read(i.operands[4], 16))
-    function = e.constant(bulk.load_bytes, "load_bytes")
+    function = e.constant(bulk.load_bytes)
     _copy(
         e,
         values,
@@ -122,13 +122,13 @@ def prefetch_bulk(e: Emitter, i: Instruction) -> None:
 
 @opcode("cp.async.bulk.commit_group")
 def commit_group(e: Emitter, _: Instruction) -> None:
-    e.line(f"{e.constant(bulk.commit_group, 'commit_group')}(g)")
+    e.line(f"{e.constant(bulk.commit_group)}(g)")
 
 
 @opcode("cp.async.bulk.wait_group", "s", "", "read")
 def wait_group(e: Emitter, i: Instruction) -> None:
     pending = e.get(e.read(i.operands[0], 32), "i")
-    e.line(f"{e.constant(bulk.wait_group, 'wait_group')}(g, {pending})")
+    e.line(f"{e.constant(bulk.wait_group)}(g, {pending})")
 
 
 @opcode(
@@ -145,7 +145,7 @@ def copy_small(e: Emitter, i: Instruction) -> None:
     filled = "None"
     if len(i.operands) > 3:
         filled = e.get(e.read(i.operands[3], 32), "i")
-    function = e.constant(bulk.copy_small, "copy_small")
+    function = e.constant(bulk.copy_small)
     e.line(f"{function}(g, {destination}, {source}, {size}, {filled}, {e.site})")
 
 

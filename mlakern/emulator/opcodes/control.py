@@ -59,7 +59,7 @@ def trap() -> None:
 
 
 def _trap(e: Emitter, _: Instruction) -> None:
-    e.line(f"{e.constant(trap, 'trap')}()")
+    e.line(f"{e.constant(trap)}()")
     e.line("return EXITED")
 
 

@@ -17,6 +17,7 @@ from mlakern.emulator.opcodes.floating import (
     bind_pair,
     clamp_to_one,
     extract_half,
+    flush_value,
     narrow_half,
     pack_halves,
     widen_half,
@@ -206,10 +207,12 @@ def _integer(e: Emitter, i: Instruction, target: str, source: str) -> None:
 
 def _floating(e: Emitter, i: Instruction, target: str, source: str) -> None:
     value = _as_float(e, e.read(i.operands[1], _bits(source)), source)
+    if i.has("ftz") and source == "f32":
+        value = flush_value(e, value)
     rounding = next((m for m in i.modifiers if m in _ROUND_TO_INTEGER), None)
     if target[0] in "us":
-        name = e.constant(to_integer, "to_integer")
-        how = e.constant(_ROUND_TO_INTEGER[rounding or "rzi"], "rounding", rounding)
+        name = e.constant(to_integer)
+        how = e.constant(_ROUND_TO_INTEGER[rounding or "rzi"])
         dtype = e.dtype("s" if target[0] == "s" else "u", int(target[1:]))
         code = f"{name}({e.get(value, 'f')}, {how}, {dtype})"
         kept = int(target[1:])
@@ -247,7 +250,7 @@ def _bind_float(e: Emitter, i: Instruction, value: Value, target: str) -> None:
     out = i.operands[0]
     if target == "tf32":
         rounding = next((m for m in ("rn", "rz", "rna") if i.has(m)), "rn")
-        function = e.constant(formats.f32_to_tf32, "tf32")
+        function = e.constant(formats.f32_to_tf32)
         code = (
             f"{function}({e.get(value, 'f')}, {rounding!r}, {i.has('satfinite')}, {i.has('relu')})"
         )
@@ -259,6 +262,8 @@ def _bind_float(e: Emitter, i: Instruction, value: Value, target: str) -> None:
         e.bind(out, _round_half(e, i, value, target))
         return
     value = _to_float(e, value, int(target[1:]))
+    if i.has("ftz") and target == "f32":
+        value = flush_value(e, value)
     if i.has("sat"):
         value = e.call(e.scratch(value.width), clamp_to_one, "f", value)
     e.bind(out, value)
@@ -290,7 +295,7 @@ def _round_half(e: Emitter, i: Instruction, value: Value, target: str) -> Value:
     if not (i.has("rz") or i.has("satfinite") or i.has("relu")):
         return narrow_half(e, value, target)
     make = formats.f32_to_f16 if target == "f16" else formats.f32_to_bf16
-    function = e.constant(make, "round", target)
+    function = e.constant(make)
     rounding = "rz" if i.has("rz") else "rn"
     code = f"{function}({e.get(value, 'f')}, {rounding!r}, {i.has('satfinite')}, {i.has('relu')})"
     if value.scalar:
@@ -322,7 +327,7 @@ def _small(e: Emitter, i: Instruction, target: str, source: str) -> None:
     if target in ("e4m3x2", "e5m2x2") and source == "f32" and i.has("satfinite"):
         high, low = (e.read(operand, 32) for operand in i.operands[1:3])
         name = target.removesuffix("x2")
-        function = e.constant(narrow_pair, "narrow_pair")
+        function = e.constant(narrow_pair)
         if e.scalar(high, low):
             args = f"{e.get(high, 'f')}, {e.get(low, 'f')}"
             e.set(out, "i", f"{function}({args}, {name!r}, {i.has('relu')}).item()", 16)
@@ -331,7 +336,7 @@ def _small(e: Emitter, i: Instruction, target: str, source: str) -> None:
             e.set(out, "u", f"{function}({args}, {name!r}, {i.has('relu')})", 16)
     elif source in ("e4m3x2", "e5m2x2") and target == "f16x2":
         value = e.read(i.operands[1], 16)
-        function = e.constant(widen_pair, "widen_pair")
+        function = e.constant(widen_pair)
         code = f"{function}({e.get(value, 'u')}, {source.removesuffix('x2')!r})"
         e.set(out, "i" if value.scalar else "u", code + (".item()" if value.scalar else ""), 32)
     else:

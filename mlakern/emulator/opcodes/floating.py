@@ -1,9 +1,8 @@
-"""Floating-point arithmetic (PTX ISA, "Floating Point Instructions", "Half Precision …", "Mixed
-…").
+"""Floating-point arithmetic (PTX ISA, "Floating Point Instructions" and the half-precision ones).
 
 float32 results are rounded to nearest even; fma is computed in float64, where the product is
 exact, and rounded once more (double rounding can differ from hardware in the last bit about once
-in 2^29). Subnormals are kept: .ftz is accepted and has no effect. The approximate functions give
+in 2^29). Subnormals are kept unless the instruction says .ftz. The approximate functions give
 the correctly rounded value.
 """
 
@@ -34,14 +33,14 @@ def arithmetic(e: Emitter, i: Instruction, scalar: Callable[..., Value]) -> None
     kind = i.types[0]
     out, operands = i.operands[0], i.operands[1:]
     if kind in ("f32", "f64"):
-        width = int(kind[1:])
-        values = [e.read(operand, width) for operand in operands]
-        result = scalar(*values)
-        e.bind(out, saturate(e, i, result))
+        values = [e.read(operand, int(kind[1:])) for operand in operands]
+        e.bind(out, saturate(e, i, flushed(e, i, scalar, values)))
     elif kind == "f32x2":
         pairs = [e.split(e.read(operand, 64)) for operand in operands]
-        low, high = (scalar(*(pair[half] for pair in pairs)) for half in (0, 1))
+        low, high = (flushed(e, i, scalar, [pair[half] for pair in pairs]) for half in (0, 1))
         bind_pair(e, out, low, high)
+    elif i.has("ftz"):
+        raise e.error(f".ftz of type .{kind} is not supported")
     else:
         _halves(e, i, out, operands, scalar)
 
@@ -52,6 +51,29 @@ def bind_pair(e: Emitter, out: Operand, low: Value, high: Value) -> None:
         e.set(out, "i", f"{e.get(low, 'i')} | {e.get(high, 'i')} << 32", 64)
     else:
         e.bind(out, Value(64, "w", {}, (low, high)))
+
+
+SMALLEST_NORMAL = np.finfo(np.float32).tiny
+
+
+def flush(x: Any) -> Any:
+    """Subnormal float32 numbers as zeros of their sign (PTX ISA, .ftz)."""
+    return x * (np.abs(x) >= SMALLEST_NORMAL)
+
+
+def flushed(e: Emitter, i: Instruction, scalar: Callable[..., Value], values: list[Value]) -> Value:
+    """An operation on float32 values whose inputs and result are flushed if it says .ftz."""
+    if not i.has("ftz"):
+        return scalar(*values)
+    return flush_value(e, scalar(*(flush_value(e, value) for value in values)))
+
+
+def flush_value(e: Emitter, value: Value) -> Value:
+    """A value with subnormals flushed; literals are flushed here and now."""
+    if value.scalar and value.names.get("i", "").isdigit():
+        bits = int(value.names["i"])
+        return Value(32, "i", {"i": str(bits if bits & 0x7F800000 else bits & 1 << 31)})
+    return e.call(e.scratch(32), flush, "f", value)
 
 
 def saturate(e: Emitter, i: Instruction, value: Value) -> Value:
@@ -107,7 +129,7 @@ def extract_half(e: Emitter, value: Value, half: int) -> Value:
 
 def widen_half(e: Emitter, value: Value, kind: str) -> Value:
     """A 16-bit float as float32."""
-    function = e.constant(_WIDEN[kind], "widen", kind)
+    function = e.constant(_WIDEN[kind])
     if value.scalar:
         code = f"float32({function}({e.get(value, 'u')}).item())"
         return Value(32, "g", {"g": e.temporary(code)})
@@ -116,7 +138,7 @@ def widen_half(e: Emitter, value: Value, kind: str) -> Value:
 
 def narrow_half(e: Emitter, value: Value, kind: str) -> Value:
     """float32 rounded to a 16-bit float."""
-    function = e.constant(_round(kind), "round", kind)
+    function = e.constant(_round(kind))
     code = f"{function}({e.get(value, 'f')})"
     if value.scalar:
         return Value(16, "i", {"i": e.temporary(f"{code}.item()")})
@@ -127,7 +149,7 @@ def pack_halves(e: Emitter, out: Operand, low: Value, high: Value) -> Value:
     """A 32-bit destination from two 16-bit values."""
     if e.scalar(low, high):
         return e.set(out, "i", f"{e.get(low, 'i')} | {e.get(high, 'i')} << 16", 32)
-    function = e.constant(formats.pack_halves, "pack")
+    function = e.constant(formats.pack_halves)
     return e.set(out, "u", f"{function}({e.get(high, 'U')}, {e.get(low, 'U')})", 32)
 
 
@@ -166,6 +188,25 @@ def minmax_float(e: Emitter, i: Instruction, largest: bool) -> None:
     arithmetic(e, i, scalar)
 
 
+def exp2(x: Any) -> Any:
+    return np.exp2(x)
+
+
+def exp2_flushed(x: Any) -> Any:
+    """2^x with a subnormal result flushed (2^x of a subnormal number is 1 either way)."""
+    y = np.exp2(x)
+    return y * (y >= SMALLEST_NORMAL)
+
+
+@opcode("ex2", "d s", "f32 f16 f16x2 bf16 bf16x2", "approx ftz")
+def ex2(e: Emitter, i: Instruction) -> None:
+    if i.types[0] == "f32":
+        function = exp2_flushed if i.has("ftz") else exp2
+        e.call(i.operands[0], function, "f", e.read(i.operands[1], 32))
+    else:
+        arithmetic(e, i, lambda value: e.call(e.scratch(32), exp2, "f", value))
+
+
 def _unary(name: str, modifiers: str, function: Callable[[Any], Any], types: str = "f32") -> None:
     @opcode(name, "d s", types, modifiers)
     def generate(e: Emitter, i: Instruction) -> None:
@@ -180,7 +221,6 @@ def reciprocal_root(x: Any) -> Any:
     return np.reciprocal(np.sqrt(x))
 
 
-_unary("ex2", "approx ftz", np.exp2, "f32 f16 f16x2 bf16 bf16x2")
 _unary("lg2", "approx ftz", np.log2)
 _unary("rcp", "approx rn ftz", reciprocal, "f32 f64")
 _unary("sqrt", "approx rn ftz", np.sqrt, "f32 f64")
@@ -213,5 +253,5 @@ _CLASSES: dict[str, Callable[[Any], Any]] = {
 @opcode("testp", "d s", "f32 f64", " ".join(_CLASSES))
 def testp(e: Emitter, i: Instruction) -> None:
     value = e.read(i.operands[1], int(i.types[0][1:]))
-    function = e.constant(_CLASSES[i.modifiers[0]], "class", i.modifiers[0])
+    function = e.constant(_CLASSES[i.modifiers[0]])
     e.predicate(i.operands[0], f"{function}({{0}})", "f", value)

@@ -64,7 +64,7 @@ def ld(e: Emitter, i: Instruction) -> None:
     space, kind = space_of(i), i.types[0]
     where = address(e, i.operands[1], space)
     outs = items_of(i.operands[0])
-    function = e.constant(access.LOADS[space], "load", space)
+    function = e.constant(access.LOADS[space])
     bits = width_of(kind)
     call = f"{function}(g, {argument(e, where)}, {bits // 8}, {len(outs)}, {e.site})"
     names = [e.name() for _ in outs]
@@ -98,7 +98,7 @@ def st(e: Emitter, i: Instruction) -> None:
     sources = [stored(e, operand, kind) for operand in items_of(i.operands[1])]
     arguments = [argument(e, source) for source in sources]
     values = arguments[0] if len(sources) == 1 else f"[{', '.join(arguments)}]"
-    function = e.constant(access.STORES[space], "store", space)
+    function = e.constant(access.STORES[space])
     bits = width_of(kind)
     e.line(f"{function}(g, {argument(e, where)}, {bits // 8}, {values}, {e.site})")
 
@@ -118,7 +118,7 @@ def _atomic(e: Emitter, i: Instruction, out: Operand | None, first: int) -> None
     where = address(e, i.operands[first], space)
     sources = [e.read(operand, width_of(kind)) for operand in i.operands[first + 1 :]]
     name = next(m for m in i.modifiers if m in atomics.OPERATIONS)
-    function = e.constant(atomics.atomic, "atomic")
+    function = e.constant(atomics.atomic)
     listed = ", ".join(argument(e, source) for source in sources)
     code = (
         f"{function}(g, {space!r}, {argument(e, where)}, {name!r}, {kind!r}, [{listed}], {e.site})"
@@ -182,7 +182,7 @@ def ldmatrix(e: Emitter, i: Instruction) -> None:
     outs = items_of(i.operands[0])
     if not i.has("m8n8"):
         raise e.error("ldmatrix is supported for .m8n8 only")
-    function = e.constant(matrix.load_matrices, "ldmatrix")
+    function = e.constant(matrix.load_matrices)
     names = [e.name() for _ in outs]
     args = f"g, {e.get(where, 'U')}, {len(outs)}, {i.has('trans')}, {e.site}"
     e.line(f"{', '.join(names)}, = {function}({args})")
@@ -197,6 +197,6 @@ def stmatrix(e: Emitter, i: Instruction) -> None:
     if not i.has("m8n8"):
         raise e.error("stmatrix is supported for .m8n8 only")
     sources = [e.get(e.read(operand, 32), "U") for operand in items_of(i.operands[1])]
-    function = e.constant(matrix.store_matrices, "stmatrix")
+    function = e.constant(matrix.store_matrices)
     args = f"g, {e.get(where, 'U')}, [{', '.join(sources)}], {i.has('trans')}, {e.site}"
     e.line(f"{function}({args})")

@@ -34,7 +34,7 @@ def alloc(e: Emitter, i: Instruction) -> None:
     e.converge()
     where = e.get(address(e, i.operands[0], "shared"), "i")
     columns = e.get(e.read(i.operands[1], 32), "i")
-    function = e.constant(tensor.allocate, "allocate")
+    function = e.constant(tensor.allocate)
     args = f"g, {where}, {columns}, {i.has('exclusive')}, {e.site}"
     e.line(f"if not {function}({args}): return BLOCKED")
 
@@ -43,13 +43,13 @@ def alloc(e: Emitter, i: Instruction) -> None:
 def dealloc(e: Emitter, i: Instruction) -> None:
     e.converge()
     where, columns = (e.get(e.read(operand, 32), "i") for operand in i.operands)
-    e.line(f"{e.constant(tensor.deallocate, 'deallocate')}(g, {where}, {columns}, {e.site})")
+    e.line(f"{e.constant(tensor.deallocate)}(g, {where}, {columns}, {e.site})")
 
 
 @opcode("tcgen05.relinquish_alloc_permit", "", "", f"{_GROUPS} sync aligned", Control.CONVERGED)
 def relinquish(e: Emitter, _: Instruction) -> None:
     e.converge()
-    e.line(f"{e.constant(tensor.relinquish, 'relinquish')}(g)")
+    e.line(f"{e.constant(tensor.relinquish)}(g)")
 
 
 def _multiply(e: Emitter, i: Instruction) -> None:
@@ -62,7 +62,7 @@ def _multiply(e: Emitter, i: Instruction) -> None:
     ctas = 2 if i.has("cta_group::2") else 1
     first = _tensor_address(e, a) if isinstance(a, Memory) else e.get(e.read(a, 64), "i")
     flag = e.get(truth(e.read(accumulate, 1)), "b")
-    function = e.constant(tensor.multiply, "multiply")
+    function = e.constant(tensor.multiply)
     e.line(
         f"{function}(g, {kind!r}, {ctas}, {i.row.name.endswith('.ws')}, {in_tensor}, "
         f"{_tensor_address(e, d)}, {first}, {e.get(e.read(b, 64), 'i')}, "
@@ -100,13 +100,13 @@ def commit(e: Emitter, i: Instruction) -> None:
     mask = "None"
     if i.has("multicast::cluster"):
         mask = e.get(e.read(i.operands[1], 16), "i")
-    e.line(f"{e.constant(tensor.commit, 'commit')}(g, {where}, {mask}, {e.site})")
+    e.line(f"{e.constant(tensor.commit)}(g, {where}, {mask}, {e.site})")
 
 
 def _shape(e: Emitter, i: Instruction) -> str:
     name = next(m for m in i.modifiers if m in _SHAPES.split())
     count = next(int(m[1:]) for m in i.modifiers if m in _COUNTS.split())
-    return e.constant(Shape(name, count), "shape", name, count)
+    return e.constant(Shape(name, count))
 
 
 _ACCESS = f"sync aligned {_SHAPES} {_COUNTS}"
@@ -116,7 +116,7 @@ _ACCESS = f"sync aligned {_SHAPES} {_COUNTS}"
 def ld(e: Emitter, i: Instruction) -> None:
     e.converge()
     where = argument(e, address(e, i.operands[1], "shared"))
-    block = e.temporary(f"{e.constant(tensor.load, 'load')}(g, {_shape(e, i)}, {where}, {e.site})")
+    block = e.temporary(f"{e.constant(tensor.load)}(g, {_shape(e, i)}, {where}, {e.site})")
     _bind_rows(e, i, block)
 
 
@@ -134,7 +134,7 @@ def ld_red(e: Emitter, i: Instruction) -> None:
     where = argument(e, address(e, i.operands[2], "shared"))
     operation = "max" if i.has("max") else "min"
     block, reduced = e.name(), e.name("u")
-    function = e.constant(tensor.load_reduced, "load_reduced")
+    function = e.constant(tensor.load_reduced)
     args = f"{operation!r}, {i.types[0]!r}, {i.has('abs')}, {i.has('NaN')}, {e.site}"
     e.line(f"{block}, {reduced} = {function}(g, {_shape(e, i)}, {where}, {args})")
     _bind_rows(e, i, block)
@@ -146,13 +146,13 @@ def st(e: Emitter, i: Instruction) -> None:
     e.converge()
     where = argument(e, address(e, i.operands[0], "shared"))
     values = ", ".join(e.get(e.read(item, 32), "U") for item in items_of(i.operands[1]))
-    function = e.constant(tensor.store, "store")
+    function = e.constant(tensor.store)
     e.line(f"{function}(g, {_shape(e, i)}, {where}, [{values}], {e.site})")
 
 
 def _wait(e: Emitter, i: Instruction) -> None:
     e.converge()
-    e.line(f"{e.constant(tensor.wait, 'wait')}(g, {i.row.name.endswith('ld')})")
+    e.line(f"{e.constant(tensor.wait)}(g, {i.row.name.endswith('ld')})")
 
 
 for _name in ("tcgen05.wait::ld", "tcgen05.wait::st"):
@@ -162,7 +162,7 @@ for _name in ("tcgen05.wait::ld", "tcgen05.wait::st"):
 def _fence(e: Emitter, i: Instruction) -> None:
     before = i.row.name.endswith("before_thread_sync")
     kind = Fence.BEFORE_THREAD_SYNC if before else Fence.AFTER_THREAD_SYNC
-    e.line(f"{e.constant(fences.fence, 'fence')}(g, {e.constant(kind, 'fence', kind)})")
+    e.line(f"{e.constant(fences.fence)}(g, {e.constant(kind)})")
 
 
 for _name in ("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync"):

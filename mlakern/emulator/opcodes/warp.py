@@ -36,7 +36,7 @@ def shfl(e: Emitter, i: Instruction) -> None:
         name = f"int({e.get(value, 'u')}[{int(e.get(lane, 'i')) & 31}])"
         e.set(data, "i", name, 32)
         return
-    function = e.constant(lanes.shuffle, "shuffle")
+    function = e.constant(lanes.shuffle)
     args = f"g, {e.get(value, 'U')}, {mode!r}, {e.get(lane, 'u')}, {e.get(clamp, 'u')}"
     found, ok = e.name("u"), e.name("p")
     e.line(f"{found}, {ok} = {function}({args})")
@@ -59,14 +59,14 @@ def _per_warp(
     e: Emitter, out: Operand, function: Callable[..., Any], form: str, width: int, *arguments: str
 ) -> None:
     """A result that is the same in every lane of a warp: ``function`` gives one for each warp."""
-    name = e.constant(function, function)
+    name = e.constant(function)
     code = f"{name}(g, {', '.join(arguments)})" if arguments else f"{name}(g)"
     if e.warp or e.single:
         scalar = "b" if form == "p" else "i"
         convert = "bool" if form == "p" else "int"
         e.set(out, scalar, f"{convert}({code}[0])", width)
     else:
-        spread = e.constant(lanes.spread, "spread")
+        spread = e.constant(lanes.spread)
         e.set(out, form, f"{spread}(g, {code})", width)
 
 
@@ -103,7 +103,7 @@ def redux(e: Emitter, i: Instruction) -> None:
 def match_any(e: Emitter, i: Instruction) -> None:
     _mask(e, i.operands[2])
     source = e.read(i.operands[1], int(i.types[0][1:]))
-    name = e.temporary(f"{e.constant(lanes.match_any, 'match')}(g, {e.get(source, 'U')})")
+    name = e.temporary(f"{e.constant(lanes.match_any)}(g, {e.get(source, 'U')})")
     _bind_lanes(e, i.operands[0], "u", name, 32)
 
 
@@ -111,7 +111,7 @@ def match_any(e: Emitter, i: Instruction) -> None:
 def match_all(e: Emitter, i: Instruction) -> None:
     _mask(e, i.operands[2])
     source = e.read(i.operands[1], int(i.types[0][1:]))
-    name = e.temporary(f"{e.constant(lanes.match_all, 'match')}(g, {e.get(source, 'U')})")
+    name = e.temporary(f"{e.constant(lanes.match_all)}(g, {e.get(source, 'U')})")
     out = i.operands[0]
     data, valid = (out.first, out.second) if isinstance(out, Both) else (out, None)
     _bind_lanes(e, data, "u", name, 32)
@@ -126,7 +126,7 @@ def elect(e: Emitter, i: Instruction) -> None:
     out = i.operands[0]
     if not isinstance(out, Both):
         raise e.error("expected a destination of the form d|p")
-    name = e.temporary(f"{e.constant(lanes.elect, 'elect')}(g)")
+    name = e.temporary(f"{e.constant(lanes.elect)}(g)")
     _bind_lanes(e, out.second, "p", name, 1)
     _per_warp(e, out.first, lanes.leaders, "u", 32)
 
