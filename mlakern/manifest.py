@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from mlakern.config import ConfigError, KernelConfig
 
 # Raised whenever a field is added, removed or changes its meaning.
-SCHEMA = 1
+SCHEMA = 2
 
 Dim3 = tuple[int, int, int]
 
@@ -45,7 +45,8 @@ class Argument:
 class Kernel:
     """One entry point of the cubin.
 
-    grid: the extents as expressions of the argument names in `meaning` texts.
+    when: the condition under which it is launched; grid: the extents. Both are expressions of
+    argument names (see mlakern.launch_rules).
     block, cluster: threads in a block, blocks in a cluster.
     dynamic_shared, static_shared: bytes of shared memory in a block.
     registers: in a thread; barriers: named barriers in a block.
@@ -55,6 +56,7 @@ class Kernel:
     role: str
     entry: str
     parameters: tuple[Argument, ...]
+    when: str
     grid: tuple[str, str, str]
     block: Dim3
     cluster: Dim3
@@ -133,11 +135,13 @@ class Provenance:
 class Manifest:
     """Everything about one cubin. min_driver is a CUDA driver version such as 13000.
 
+    kernels: in launch order. derived: arguments that follow from others, as expressions.
     limits: inclusive range of each bounded run-time value.
     """
 
     config: KernelConfig
     kernels: tuple[Kernel, ...]
+    derived: Mapping[str, str]
     tensor_maps: tuple[TensorMapRule, ...]
     workspace: Workspace
     limits: Mapping[str, tuple[float, float]]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlakern.config import MASKS
+from mlakern.config import KEY_TILE, MASKS
+from mlakern.division import ceil_div
+from mlakern.limits import MAX_SEQ_LEN
 
 
 def local_keys(global_length: int, world: int, rank: int, interleave: int) -> int:
@@ -51,8 +53,10 @@ class Mask:
     def __post_init__(self) -> None:
         if self.kind not in MASKS:
             raise ValueError(f"mask: got {self.kind!r}, need one of {', '.join(MASKS)}")
-        if self.kind == "window" and self.window_left < 0:
-            raise ValueError(f"window_left: got {self.window_left}, need >= 0 for mask window")
+        if self.kind == "window" and not 0 <= self.window_left <= MAX_SEQ_LEN:
+            raise ValueError(
+                f"window_left: got {self.window_left}, need 0 to {MAX_SEQ_LEN} for mask window"
+            )
         if self.kind != "window" and self.window_left != -1:
             raise ValueError(
                 f"window_left: got {self.window_left} with mask {self.kind}; "
@@ -64,8 +68,26 @@ class Mask:
             raise ValueError(
                 f"cp_rank: got {self.cp_rank} of cp_world {self.cp_world}, need 0 <= rank < world"
             )
-        if self.cp_interleave < 1:
-            raise ValueError(f"cp_interleave: got {self.cp_interleave}, need >= 1")
+        if self.cp_interleave < 1 or self.cp_world * self.cp_interleave > MAX_SEQ_LEN:
+            raise ValueError(
+                f"cp_interleave: got {self.cp_interleave} with cp_world {self.cp_world}, need >= 1 "
+                f"and a product <= {MAX_SEQ_LEN}"
+            )
+
+    def check_tokens(self, seq_len_q: int) -> None:
+        """ValueError for a window that does not hold the whole query block."""
+        if self.kind == "window" and self.window_left < seq_len_q - 1:
+            raise ValueError(
+                f"window_left: got {self.window_left} with seq_len_q {seq_len_q}, "
+                f"need >= {seq_len_q - 1}"
+            )
+
+    def key_tiles(self, keys: int, seq_len_q: int) -> range:
+        """The key tiles that are computed: from the first that the window reaches to the last."""
+        first = 0
+        if self.kind == "window":
+            first = window_lower(keys, seq_len_q, 0, self.window_left) // KEY_TILE
+        return range(first, ceil_div(keys, KEY_TILE))
 
     def bounds(
         self,
@@ -85,11 +107,7 @@ class Mask:
         if self.kind == "causal":
             upper = causal_upper(keys, seq_len_q, token)
         elif self.kind == "window":
-            if self.window_left < seq_len_q - 1:
-                raise ValueError(
-                    f"window_left: got {self.window_left} with seq_len_q {seq_len_q}, "
-                    f"need >= {seq_len_q - 1}"
-                )
+            self.check_tokens(seq_len_q)
             upper = causal_upper(keys, seq_len_q, token) if self.causal else keys
             lower = window_lower(keys, seq_len_q, token, self.window_left)
         elif self.kind == "dcp":

@@ -1,149 +1,77 @@
-"""How a decode call is cut into work: query tiles, KV runs, workspace and grids.
+"""How a decode call is launched: grids, clusters, workspace and work list.
 
 Pure functions of the shapes and the number of multiprocessors. The device code follows the same
-rules (tiles, runs, workspace layout); the runtime launches with exactly these numbers.
+rules (mlakern.division, mlakern.masks, mlakern.work_list); the runtime launches with exactly these
+numbers and the manifest states them as expressions (mlakern.launch_rules).
 
-Requests of K keys have ceil(K / 128) key tiles. With `splits` runs, run s covers `per =
-ceil(tiles / splits)` tiles from s * per; each run leaves one partial result in the workspace and
-the combine kernel merges them. One split writes the final result and needs neither.
+Schedules "grid" and "persistent" divide each request's key tiles into `splits` runs, or into as
+many as the caller asks for each request; "work_list" gives each cluster an even share of all tiles.
+Each run leaves a partial result in the workspace and the combine kernel merges them; a request of
+one run has its final result already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlakern.config import (
-    KEY_TILE,
-    LATENT_DIM,
-    MAX_HEADS,
-    MAX_SEQ_LEN_Q,
-    MAX_SPLITS,
-    KernelConfig,
+from mlakern import work_list
+from mlakern.config import LATENT_DIM, MAX_HEADS, MAX_SEQ_LEN_Q, MAX_SPLITS, KernelConfig
+from mlakern.division import (
+    CTAS_PER_TILE,
+    Division,
+    ceil_div,
+    fold_factor,
+    heuristic_splits,
+    most_key_tiles,
+    most_splits,
+    query_tile_count,
+    round_up,
 )
-from mlakern.manifest import Dim3, Region
-from mlakern.manifest import Workspace as WorkspaceRule
-from mlakern.numerics import MAX_P_LOG2
+from mlakern.limits import (
+    MAX_BATCH,
+    MAX_LISTED_TILES,
+    MAX_MULTIPROCESSORS,
+    MAX_SEQ_LEN,
+    check_range,
+)
+from mlakern.manifest import Dim3
+from mlakern.masks import Mask
 
-CTAS_PER_TILE = {64: 1, 128: 2}
-# More runs than this cost more in the combine kernel than they gain.
-MAX_HEURISTIC_SPLITS = {64: 64, 128: 32}
 PARTIAL_BYTES = {"float32": 4, "float16": 2}
 WORKSPACE_ALIGNMENT = 256
-MAX_BATCH = 65535  # gridDim.z
-MAX_MULTIPROCESSORS = 2**16  # far above any device; catches swapped arguments
-MAX_SEQ_LEN = 2**31 - KEY_TILE  # key positions are int32, rounded up to tiles
-
-# Inclusive ranges of the bounded run-time values.
-LIMITS: Mapping[str, tuple[float, float]] = {
-    "batch": (1, MAX_BATCH),
-    "num_heads": (1, MAX_HEADS),
-    "seq_len_q": (1, MAX_SEQ_LEN_Q),
-    "seq_lens": (0, MAX_SEQ_LEN),
-    "splits": (1, MAX_SPLITS),
-    "rescale_threshold + p_prescale_log2": (0, MAX_P_LOG2),
-}
-
-
-def ceil_div(value: int, divisor: int) -> int:
-    return -(-value // divisor)
-
-
-def round_up(value: int, multiple: int) -> int:
-    return ceil_div(value, multiple) * multiple
-
-
-def fold_factor(num_heads: int, seq_len_q: int, tile_m: int) -> int:
-    """Query tokens of one folded tile: the largest divisor F of seq_len_q with F*H <= tile_m.
-
-    One token always fits a tile of 128 rows; H > 64 does not fit tile_m 64 (ValueError).
-    """
-    if num_heads > tile_m:
-        raise ValueError(
-            f"num_heads: got {num_heads} with tile_m {tile_m} and folded rows, need <= {tile_m}; "
-            "try tile_m 128"
-        )
-    return max(f for f in range(1, seq_len_q + 1) if seq_len_q % f == 0 and f * num_heads <= tile_m)
-
-
-def query_tile_count(num_heads: int, seq_len_q: int, tile_m: int, pack_q: bool) -> int:
-    """Query tiles of one request."""
-    if pack_q:
-        return ceil_div(num_heads * seq_len_q, tile_m)
-    return seq_len_q // fold_factor(num_heads, seq_len_q, tile_m)
-
-
-def choose_pack_q(num_heads: int, seq_len_q: int, tile_m: int = 128) -> bool:
-    """Whether packed rows take fewer query tiles than folded ones (else folded: any strides)."""
-    _check_range("num_heads", num_heads, 1, MAX_HEADS)
-    _check_range("seq_len_q", seq_len_q, 1, MAX_SEQ_LEN_Q)
-    if num_heads > tile_m:
-        return True  # not even one token can be folded
-    packed = query_tile_count(num_heads, seq_len_q, tile_m, pack_q=True)
-    return packed < query_tile_count(num_heads, seq_len_q, tile_m, pack_q=False)
-
-
-def run_tiles(tiles: int, splits: int, split: int) -> range:
-    """The key tiles of run `split`; empty for a trailing run that has none left."""
-    per = ceil_div(tiles, splits)
-    return range(min(split * per, tiles), min((split + 1) * per, tiles))
-
-
-def most_splits(
-    max_seq_len: int, batch: int, query_tiles: int, multiprocessors: int, tile_m: int = 128
-) -> int:
-    """The most runs the heuristic gives to a request of up to max_seq_len keys.
-
-    `room` counts query tiles with all their CTAs (a cluster), so that the runs of the whole batch
-    are resident at once.
-    """
-    tiles = max(1, ceil_div(max_seq_len, KEY_TILE))
-    room = max(1, multiprocessors // batch // (query_tiles * CTAS_PER_TILE[tile_m]))
-    return min(tiles, room, MAX_HEURISTIC_SPLITS[tile_m])
-
-
-def heuristic_splits(
-    max_seq_len: int,
-    batch: int,
-    query_tiles: int,
-    multiprocessors: int,
-    tile_m: int = 128,
-    min_split_kv: int | None = None,
-) -> int:
-    """Runs that fill the multiprocessors in one wave, with no trailing run empty at max_seq_len.
-
-    min_split_kv: keys that each run but the last must at least have.
-    """
-    tiles = max(1, ceil_div(max_seq_len, KEY_TILE))
-    wanted = most_splits(max_seq_len, batch, query_tiles, multiprocessors, tile_m)
-    per = max(ceil_div(tiles, wanted), ceil_div(min_split_kv or 1, KEY_TILE))
-    return ceil_div(tiles, per)
+# A unit has at most a partial for each cluster, and the combine kernel merges at most MAX_SPLITS.
+MAX_LIST_CLUSTERS = MAX_SPLITS - 1
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where the partial results lie, in bytes from the start of the caller's buffer."""
+    """Where the arrays lie, in bytes from the start of the caller's buffer; see Plan."""
 
     partial_out_offset: int
     partial_lse_offset: int
+    work_list_offset: int
     size: int
 
 
-def workspace_layout(rows: int, splits: int, partial_dtype: str) -> Workspace:
-    """The layout for rows = batch * seq_len_q * num_heads output rows; one split needs none."""
-    if splits == 1:
-        return Workspace(0, 0, 0)
-    partials = rows * splits
-    lse_offset = round_up(partials * LATENT_DIM * PARTIAL_BYTES[partial_dtype], WORKSPACE_ALIGNMENT)
-    return Workspace(0, lse_offset, round_up(lse_offset + partials * 4, WORKSPACE_ALIGNMENT))
+def workspace_layout(
+    slots: int, tile_rows: int, partial_dtype: str, list_words: int = 0
+) -> Workspace:
+    """partial_out [slots, tile_rows, 512], partial_lse [slots, tile_rows], then the work list."""
+    rows = slots * tile_rows
+    lse = round_up(rows * LATENT_DIM * PARTIAL_BYTES[partial_dtype], WORKSPACE_ALIGNMENT)
+    words = round_up(lse + rows * 4, WORKSPACE_ALIGNMENT)
+    return Workspace(0, lse, words, round_up(words + list_words * 4, WORKSPACE_ALIGNMENT))
 
 
 @dataclass(frozen=True)
 class Plan:
     """The launch-time division of one decode shape; see :func:`plan`.
 
-    fold: query tokens of a folded tile (0 with packed rows). query_tiles: for each request.
+    window_left: of the window mask, else -1. fold: query tokens of a folded tile (0 with packed
+    rows). query_tiles: for each request. splits: runs of each request, or the most of any; 1 with a
+    work list. clusters: of the attention grid.
     """
 
     config: KernelConfig
@@ -151,10 +79,44 @@ class Plan:
     max_seq_len: int
     num_heads: int
     seq_len_q: int
+    window_left: int
+    multiprocessors: int
     fold: int
     query_tiles: int
     splits: int
-    workspace: Workspace
+    clusters: int
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a query tile that exist; only the last packed tile may have fewer."""
+        if self.config.pack_q:
+            return min(self.config.tile_m, self.seq_len_q * self.num_heads)
+        return self.fold * self.num_heads
+
+    @property
+    def units(self) -> int:
+        """Query tiles of all requests."""
+        return self.batch * self.query_tiles
+
+    @property
+    def slots(self) -> int:
+        """Partial results that the workspace holds, each of tile_rows rows."""
+        if self.config.schedule == "work_list":
+            return work_list.most_slots(self.clusters)
+        return self.units * self.splits if self.splits > 1 else 0
+
+    @property
+    def work_list_words(self) -> int:
+        """int32 words of the work list; 0 for the other schedules."""
+        if self.config.schedule != "work_list":
+            return 0
+        return work_list.size_words(self.clusters, self.units)
+
+    @property
+    def workspace(self) -> Workspace:
+        return workspace_layout(
+            self.slots, self.tile_rows, self.config.partial_dtype, self.work_list_words
+        )
 
     @property
     def workspace_size(self) -> int:
@@ -163,38 +125,101 @@ class Plan:
 
     @property
     def attention_grid(self) -> Dim3:
-        ctas = CTAS_PER_TILE[self.config.tile_m] * self.query_tiles
-        return (ctas, self.splits, self.batch)
+        ctas = CTAS_PER_TILE[self.config.tile_m]
+        if self.config.schedule == "grid":
+            return (ctas * self.query_tiles, self.splits, self.batch)
+        return (ctas * self.clusters, 1, 1)
 
     @property
-    def combine_grid(self) -> Dim3 | None:
-        """None: one split, nothing to combine."""
-        if self.splits == 1:
-            return None
-        return (self.seq_len_q * self.num_heads, self.batch, 1)
+    def combine_bands(self) -> int:
+        """CTAs of each output row in the combine kernel, which few rows would leave idle.
+
+        0: every request has its final result from the attention kernel.
+        """
+        if self.slots == 0:
+            return 0
+        return 2 if self.batch * self.seq_len_q * self.num_heads < self.multiprocessors else 1
 
     def grid(self, role: str) -> Dim3 | None:
-        """The grid of the kernel with this role ("attention" or "combine"); None: not launched."""
-        return {"attention": self.attention_grid, "combine": self.combine_grid}[role]
+        """The grid of the kernel with this role (mlakern.signature); None: not launched."""
+        rows = self.seq_len_q * self.num_heads
+        grids: dict[str, Dim3 | None] = {
+            "planner": (1, 1, 1) if self.config.schedule == "work_list" else None,
+            "attention": self.attention_grid,
+            "combine": (rows, self.batch, 1) if self.combine_bands == 1 else None,
+            "combine_bands2": (rows, self.batch, 2) if self.combine_bands == 2 else None,
+        }
+        return grids[role]
+
+    def work_list(self, seq_lens: Sequence[int]) -> list[int]:
+        """The work list of these lengths as int32 words, for a caller who plans on the host."""
+        tiles = self._key_tiles(seq_lens)
+        return work_list.build(
+            [of_request.start for of_request in tiles],
+            [len(of_request) for of_request in tiles],
+            self.query_tiles,
+            self.clusters,
+        )
+
+    def division(
+        self, seq_lens: Sequence[int], block_split_kvs: Sequence[int] | None = None
+    ) -> Division:
+        """The runs of these lengths; block_split_kvs: a number of splits for each request."""
+        tiles = self._key_tiles(seq_lens)
+        if self.config.schedule == "work_list":
+            words = self.work_list(seq_lens)
+            runs = work_list.runs(words, self.batch, self.query_tiles, self.clusters)
+            return Division(self.tile_rows, runs)
+        wanted = [self.splits] * self.batch if block_split_kvs is None else block_split_kvs
+        splits = [min(max(count, 1), self.splits) for count in wanted]
+        return Division.even(tiles, splits, self.query_tiles, self.tile_rows)
+
+    def even_splits(self, seq_lens: Sequence[int]) -> list[int]:
+        """Splits for each request (block_split_kvs) that make runs of all requests alike long.
+
+        The longest request gets all of the plan's splits, the others no longer runs than that.
+        """
+        tiles = [len(of_request) for of_request in self._key_tiles(seq_lens)]
+        per = max(1, ceil_div(max(tiles), self.splits))
+        return [max(1, ceil_div(count, per)) for count in tiles]
+
+    def _key_tiles(self, seq_lens: Sequence[int]) -> list[range]:
+        batch, longest = _shape_of(seq_lens)
+        if batch != self.batch or longest > self.max_seq_len:
+            raise ValueError(
+                f"seq_lens: got {batch} up to {longest}, need {self.batch} up to the plan's "
+                f"max_seq_len {self.max_seq_len}"
+            )
+        mask = Mask(self.config.mask, window_left=self.window_left)
+        return [mask.key_tiles(int(length), self.seq_len_q) for length in seq_lens]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready facts of the plan."""
+        workspace = self.workspace
         return {
             "config": self.config.name,
             "batch": self.batch,
             "max_seq_len": self.max_seq_len,
             "num_heads": self.num_heads,
             "seq_len_q": self.seq_len_q,
+            "window_left": self.window_left,
+            "multiprocessors": self.multiprocessors,
             "fold": self.fold,
             "query_tiles": self.query_tiles,
+            "tile_rows": self.tile_rows,
             "splits": self.splits,
+            "clusters": self.clusters,
             "workspace": {
-                "partial_out_offset": self.workspace.partial_out_offset,
-                "partial_lse_offset": self.workspace.partial_lse_offset,
-                "size": self.workspace.size,
+                "partial_out_offset": workspace.partial_out_offset,
+                "partial_lse_offset": workspace.partial_lse_offset,
+                "work_list_offset": workspace.work_list_offset,
+                "size": workspace.size,
             },
-            "attention_grid": list(self.attention_grid),
-            "combine_grid": list(self.combine_grid) if self.combine_grid else None,
+            "grids": {
+                role: list(grid)
+                for role in ("planner", "attention", "combine", "combine_bands2")
+                if (grid := self.grid(role)) is not None
+            },
         }
 
 
@@ -207,6 +232,7 @@ def plan(
     seq_len_q: int = 1,
     batch: int | None = None,
     max_seq_len: int | None = None,
+    window_left: int = -1,
     splits: int | None = None,
     min_split_kv: int | None = None,
     fold: int | None = None,
@@ -214,75 +240,48 @@ def plan(
     """Plan a decode of `seq_lens` (host integers), or of `batch` requests up to `max_seq_len`.
 
     A plan made for max_seq_len stays right for any shorter lengths: a replayed CUDA graph may
-    change them in place. splits: a fixed count (1 to 256) instead of the heuristic. fold: query
-    tokens of a folded tile instead of as many as fit; packed rows have none.
+    change them in place. window_left: of mask window, the same as in the call. splits: a fixed
+    count (1 to 256) instead of the heuristic. fold: query tokens of a folded tile instead of as
+    many as fit; packed rows have none.
 
     Raises ValueError that names the argument, what it got and what it needs.
     """
     if seq_lens is not None:
-        batch, max_seq_len = _shape_of(seq_lens, batch, max_seq_len)
+        batch, max_seq_len = _agreed(_shape_of(seq_lens), batch, max_seq_len)
     if batch is None or max_seq_len is None:
         raise ValueError("seq_lens: got none, need host lengths, or batch= and max_seq_len=")
-    _check_range("batch", batch, 1, MAX_BATCH)
+    check_range("batch", batch, 1, MAX_BATCH)
     _check_shape(max_seq_len, num_heads, seq_len_q, multiprocessors)
-    if min_split_kv is not None:
-        _check_range("min_split_kv", min_split_kv, 1, MAX_SEQ_LEN)
-    if config.pack_q:
-        if fold is not None:
-            raise ValueError(f"fold: got {fold} with packed rows, need folded ones")
-        fold, query_tiles = 0, ceil_div(num_heads * seq_len_q, config.tile_m)
+    Mask(config.mask, window_left=window_left).check_tokens(seq_len_q)
+    fold, query_tiles = _query_tiles(config, num_heads, seq_len_q, fold)
+    tiles = most_key_tiles(max_seq_len, seq_len_q, window_left)
+    resident = max(1, multiprocessors // CTAS_PER_TILE[config.tile_m])
+    if config.schedule == "work_list":
+        _check_listed(batch * query_tiles * tiles, splits, min_split_kv)
+        splits, clusters = 1, min(resident, MAX_LIST_CLUSTERS)
     else:
-        largest = fold_factor(num_heads, seq_len_q, config.tile_m)
-        fold = largest if fold is None else fold
-        if not 1 <= fold <= largest or seq_len_q % fold:
-            raise ValueError(
-                f"fold: got {fold}, need a divisor of seq_len_q {seq_len_q} up to {largest}"
+        if min_split_kv is not None:
+            check_range("min_split_kv", min_split_kv, 1, MAX_SEQ_LEN)
+        if splits is None:
+            splits = heuristic_splits(
+                tiles, batch, query_tiles, multiprocessors, config.tile_m, min_split_kv
             )
-        query_tiles = seq_len_q // fold
-    if splits is None:
-        splits = heuristic_splits(
-            max_seq_len, batch, query_tiles, multiprocessors, config.tile_m, min_split_kv
-        )
-    _check_range("splits", splits, 1, MAX_SPLITS)
+        check_range("splits", splits, 1, MAX_SPLITS)
+        items = batch * query_tiles * splits
+        clusters = min(items, resident) if config.schedule == "persistent" else items
     return Plan(
         config=config,
         batch=batch,
         max_seq_len=max_seq_len,
         num_heads=num_heads,
         seq_len_q=seq_len_q,
+        window_left=window_left,
+        multiprocessors=multiprocessors,
         fold=fold,
         query_tiles=query_tiles,
         splits=splits,
-        workspace=workspace_layout(batch * seq_len_q * num_heads, splits, config.partial_dtype),
+        clusters=clusters,
     )
-
-
-def grid_rules(config: KernelConfig) -> dict[str, tuple[str, str, str]]:
-    """Plan.grid for each role as expressions of argument names, for the manifest.
-
-    Combine is launched only when splits > 1.
-    """
-    rows = f"(num_heads * seq_len_q + {config.tile_m - 1}) // {config.tile_m}"
-    tiles = rows if config.pack_q else "seq_len_q // fold"
-    return {
-        "attention": (f"{CTAS_PER_TILE[config.tile_m]} * ({tiles})", "splits", "batch"),
-        "combine": ("seq_len_q * num_heads", "batch", "1"),
-    }
-
-
-def workspace_rule(config: KernelConfig) -> WorkspaceRule:
-    """workspace_layout as expressions of argument names, for the manifest."""
-    partials = ("batch", "seq_len_q", "num_heads", "splits")
-    count = " * ".join(partials)
-    align = WORKSPACE_ALIGNMENT
-    out_bytes = f"{count} * {LATENT_DIM * PARTIAL_BYTES[config.partial_dtype]}"
-    lse_offset = f"({out_bytes} + {align - 1}) // {align} * {align}"
-    size = f"({lse_offset} + {count} * 4 + {align - 1}) // {align} * {align} * (splits > 1)"
-    regions = (
-        Region("partial_out", config.partial_dtype, (*partials, str(LATENT_DIM)), "0"),
-        Region("partial_lse", "float32", partials, lse_offset),
-    )
-    return WorkspaceRule(regions, size, align)
 
 
 def workspace_bound(
@@ -293,48 +292,85 @@ def workspace_bound(
     num_heads: int,
     multiprocessors: int,
     seq_len_q: int = 1,
+    window_left: int = -1,
 ) -> int:
     """Bytes that suffice for every plan of up to max_batch requests of up to max_seq_len keys.
 
     A small batch is split more than a large one and may need more than the largest batch does, so
     an engine that allocates once asks for this. Holds for the heuristic's splits.
     """
-    _check_range("max_batch", max_batch, 1, MAX_BATCH)
-    _check_shape(max_seq_len, num_heads, seq_len_q, multiprocessors)
-    query_tiles = query_tile_count(num_heads, seq_len_q, config.tile_m, config.pack_q)
-    largest = 0
+    check_range("max_batch", max_batch, 1, MAX_BATCH)
+    shape: dict[str, Any] = {
+        "num_heads": num_heads,
+        "seq_len_q": seq_len_q,
+        "multiprocessors": multiprocessors,
+        "window_left": window_left,
+        "max_seq_len": max_seq_len,
+    }
+    largest = plan(config, batch=max_batch, **shape)
+    if config.schedule == "work_list":
+        return largest.workspace_size  # grows with the batch
+    tiles = most_key_tiles(max_seq_len, seq_len_q, window_left)
+    size = 0
     # With more requests than multiprocessors nothing is split.
     for batch in range(1, min(max_batch, multiprocessors) + 1):
-        splits = most_splits(max_seq_len, batch, query_tiles, multiprocessors, config.tile_m)
-        rows = batch * seq_len_q * num_heads
-        largest = max(largest, workspace_layout(rows, splits, config.partial_dtype).size)
-    return largest
+        splits = most_splits(tiles, batch, largest.query_tiles, multiprocessors, config.tile_m)
+        size = max(size, plan(config, batch=batch, splits=splits, **shape).workspace_size)
+    return size
 
 
-def _shape_of(
-    seq_lens: Sequence[int], batch: int | None, max_seq_len: int | None
+def _query_tiles(
+    config: KernelConfig, num_heads: int, seq_len_q: int, fold: int | None
 ) -> tuple[int, int]:
+    """(fold, query tiles of a request)."""
+    if config.pack_q:
+        if fold is not None:
+            raise ValueError(f"fold: got {fold} with packed rows, need folded ones")
+        return 0, query_tile_count(num_heads, seq_len_q, config.tile_m, pack_q=True)
+    largest = fold_factor(num_heads, seq_len_q, config.tile_m)
+    fold = largest if fold is None else fold
+    if not 1 <= fold <= largest or seq_len_q % fold:
+        raise ValueError(
+            f"fold: got {fold}, need a divisor of seq_len_q {seq_len_q} up to {largest}"
+        )
+    return fold, seq_len_q // fold
+
+
+def _check_listed(tiles: int, splits: int | None, min_split_kv: int | None) -> None:
+    for name, value in (("splits", splits), ("min_split_kv", min_split_kv)):
+        if value is not None:
+            raise ValueError(f"{name}: got {value} with schedule work_list, which needs none")
+    if tiles > MAX_LISTED_TILES:
+        raise ValueError(
+            f"max_seq_len: got {tiles} key tiles over all query tiles, need <= {MAX_LISTED_TILES} "
+            "for schedule work_list; try schedule grid"
+        )
+
+
+def _shape_of(seq_lens: Sequence[int]) -> tuple[int, int]:
+    """(number of requests, the longest)."""
     lengths = [int(length) for length in seq_lens]
     if not lengths:
         raise ValueError("seq_lens: got no request, need at least one")
     if min(lengths) < 0:
         raise ValueError(f"seq_lens: got {min(lengths)}, need >= 0")
-    if batch is not None and batch != len(lengths):
-        raise ValueError(f"batch: got {batch} with {len(lengths)} seq_lens, need them equal")
-    if max_seq_len is not None and max_seq_len < max(lengths):
+    return len(lengths), max(lengths)
+
+
+def _agreed(shape: tuple[int, int], batch: int | None, max_seq_len: int | None) -> tuple[int, int]:
+    """Batch and max_seq_len of the given lengths, in agreement with what was given beside them."""
+    count, longest = shape
+    if batch is not None and batch != count:
+        raise ValueError(f"batch: got {batch} with {count} seq_lens, need them equal")
+    if max_seq_len is not None and max_seq_len < longest:
         raise ValueError(
-            f"max_seq_len: got {max_seq_len}, need >= {max(lengths)}, the longest of seq_lens"
+            f"max_seq_len: got {max_seq_len}, need >= {longest}, the longest of seq_lens"
         )
-    return len(lengths), max(lengths) if max_seq_len is None else max_seq_len
+    return count, longest if max_seq_len is None else max_seq_len
 
 
 def _check_shape(max_seq_len: int, num_heads: int, seq_len_q: int, multiprocessors: int) -> None:
-    _check_range("max_seq_len", max_seq_len, 0, MAX_SEQ_LEN)
-    _check_range("num_heads", num_heads, 1, MAX_HEADS)
-    _check_range("seq_len_q", seq_len_q, 1, MAX_SEQ_LEN_Q)
-    _check_range("multiprocessors", multiprocessors, 1, MAX_MULTIPROCESSORS)
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name}: got {value!r}, need an integer from {low} to {high}")
+    check_range("max_seq_len", max_seq_len, 0, MAX_SEQ_LEN)
+    check_range("num_heads", num_heads, 1, MAX_HEADS)
+    check_range("seq_len_q", seq_len_q, 1, MAX_SEQ_LEN_Q)
+    check_range("multiprocessors", multiprocessors, 1, MAX_MULTIPROCESSORS)

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlakern.config import KEY_TILE, LATENT_DIM
+from mlakern.division import Division, ceil_div
 from mlakern.numerics import DEFAULT_RESCALE_THRESHOLD, E4M3_MAX, LSE_FACTORS
-from mlakern.planning import ceil_div, run_tiles
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -60,10 +60,9 @@ class Result:
 class Numerics:
     """How a kernel rounds: the run-time numbers and types that `modelled` follows.
 
-    rescale_threshold, p_prescale_log2: log2 units. splits: KV runs of each request.
+    rescale_threshold, p_prescale_log2: log2 units.
     """
 
-    splits: int = 1
     rescale_threshold: float = DEFAULT_RESCALE_THRESHOLD
     p_prescale_log2: float = 0.0
     partial_dtype: str = "float32"
@@ -99,27 +98,28 @@ def exact(attention: Attention) -> Result:
     return Result(out, lse * LSE_FACTORS[attention.lse_base])
 
 
-def modelled(attention: Attention, numerics: Numerics) -> Result:
-    """Float32 in the kernels' order: key tiles, lagging maximum, P in e4m3, rounded partials."""
+def modelled(attention: Attention, numerics: Numerics, division: Division | None = None) -> Result:
+    """Float32 in the kernels' order: key tiles, lagging maximum, P in e4m3, rounded partials.
+
+    division: the runs of each request; None: one run over all keys.
+    """
     batch, tokens, heads, _ = attention.query.shape
-    out = np.empty((batch, tokens, heads, LATENT_DIM), np.float32)
-    lse = np.empty((batch, tokens, heads), np.float32)
+    if division is None:
+        division = _undivided(attention)
+    out = np.empty((batch, tokens * heads, LATENT_DIM), np.float32)
+    lse = np.empty((batch, tokens * heads), np.float32)
     for b, keys in enumerate(attention.keys):
         rows = _Rows.of_request(attention, b)
-        tiles = ceil_div(len(keys), KEY_TILE)
-        partials = [
-            _run(rows, keys, run_tiles(tiles, numerics.splits, s), numerics)
-            for s in range(numerics.splits)
-        ]
-        if numerics.splits > 1:
-            rounded = [round_to(p.out, numerics.partial_dtype) for p in partials]
-            merged = merge(rounded, [p.lse for p in partials])
-        else:
-            merged = partials[0]
-        out[b] = merged.out.reshape(tokens, heads, LATENT_DIM)
-        lse[b] = merged.lse.reshape(tokens, heads)
+        for query_tile, runs in enumerate(division.runs[b]):
+            first = query_tile * division.tile_rows
+            at = slice(first, first + division.tile_rows)
+            merged = _merged_runs(rows.part(at), keys, runs, numerics)
+            out[b, at], lse[b, at] = merged.out, merged.lse
     scaled = round_to(out * np.float32(attention.output_scale), numerics.out_dtype)
-    return Result(scaled, lse * np.float32(LSE_FACTORS[attention.lse_base]))
+    return Result(
+        scaled.reshape(batch, tokens, heads, LATENT_DIM),
+        lse.reshape(batch, tokens, heads) * np.float32(LSE_FACTORS[attention.lse_base]),
+    )
 
 
 def merge(outs: Sequence[NDArray[Any]], lses: Sequence[NDArray[Any]]) -> Result:
@@ -158,6 +158,24 @@ class _Rows:
             bounds[:, 1:],
             np.float32(attention.softmax_scale * math.log2(math.e)),
         )
+
+    def part(self, rows: slice) -> _Rows:
+        return _Rows(self.query[rows], self.lower[rows], self.upper[rows], self.scale_log2)
+
+
+def _undivided(attention: Attention) -> Division:
+    _, tokens, heads, _ = attention.query.shape
+    tiles = [range(ceil_div(len(keys), KEY_TILE)) for keys in attention.keys]
+    return Division.even(tiles, [1] * len(tiles), query_tiles=1, tile_rows=tokens * heads)
+
+
+def _merged_runs(rows: _Rows, keys: Float32, runs: Sequence[range], numerics: Numerics) -> Result:
+    """One run is the result as it is; several are rounded as partials and merged."""
+    if len(runs) <= 1:
+        return _run(rows, keys, runs[0] if runs else range(0), numerics)
+    partials = [_run(rows, keys, tiles, numerics) for tiles in runs]
+    rounded = [round_to(p.out, numerics.partial_dtype) for p in partials]
+    return merge(rounded, [p.lse for p in partials])
 
 
 def _run(rows: _Rows, keys: Float32, tiles: range, numerics: Numerics) -> Result:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
 # What decides the bytes of a cubin and the parameters it takes.
-_SOURCES = ("kernels/**/*.py", "build/compiler.py", "signature.py", "config.py")
+_SOURCES = ("kernels/**/*.py", "build/compiler.py", "signature.py", "config.py", "work_list.py")
 
 
 @cache

@@ -100,6 +100,20 @@ def build(
     return words
 
 
+def runs(
+    words: Sequence[int], batch: int, query_tiles: int, clusters: int
+) -> tuple[tuple[tuple[range, ...], ...], ...]:
+    """What a kernel reads: the runs of key tiles of each request's query tiles, none if empty."""
+    found: list[list[list[range]]] = [[[] for _ in range(query_tiles)] for _ in range(batch)]
+    first_item = items_offset(clusters, batch * query_tiles)
+    for item in range(words[clusters]):
+        at = first_item + ITEM_WORDS * item
+        query_tile, request, first, count = words[at : at + 4]
+        if count:
+            found[request][query_tile].append(range(first, first + count))
+    return tuple(tuple(map(tuple, of_request)) for of_request in found)
+
+
 def _cuts(lengths: Sequence[int], clusters: int) -> list[int]:
     """Positions where the clusters' shares begin, and the end."""
     total = sum(lengths)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 
 import mlakern
-from mlakern import planning, store
+from mlakern import launch_rules, store
 from mlakern.build.compiler import Compiled, KernelFacts
 from mlakern.build.cubin_facts import CubinFacts, EntryFacts, read_cubin
 from mlakern.build.key import BuildKey
 from mlakern.build.ptx_facts import parameters, target
 from mlakern.config import KernelConfig
+from mlakern.limits import LIMITS
 from mlakern.manifest import Argument, FileFacts, Kernel, Manifest, Provenance
 from mlakern.runtime.tensor_maps import map_rules
-from mlakern.signature import SIGNATURES, Parameter, offsets
+from mlakern.signature import Parameter, offsets, signatures
 
 # Cubins of toolkit 13 load in every driver of CUDA 13 (minor-version compatibility).
 MIN_DRIVER = 13000
@@ -31,16 +32,17 @@ def describe(
     for what, arch in (("cubin", facts.arch), ("PTX", target(compiled.ptx))):
         if arch != config.arch:
             raise BuildError(f"{config.name}: {what} is for {arch}, need {config.arch}")
-    grids = planning.grid_rules(config)
+    by_role = {kernel.role: kernel for kernel in compiled.kernels}
     return Manifest(
         config=config,
         kernels=tuple(
-            _kernel(kernel, compiled.ptx, facts, grids[kernel.role], allow_spills)
-            for kernel in compiled.kernels
+            _kernel(config, by_role[role], compiled.ptx, facts, allow_spills)
+            for role in signatures(config)
         ),
+        derived=launch_rules.derived_rules(config),
         tensor_maps=map_rules(config),
-        workspace=planning.workspace_rule(config),
-        limits=planning.LIMITS,
+        workspace=launch_rules.workspace_rule(config),
+        limits=LIMITS,
         cubin=_file(store.CUBIN_NAME, compiled.cubin),
         ptx=_file(store.PTX_NAME, compiled.ptx.encode()),
         min_driver=MIN_DRIVER,
@@ -55,13 +57,9 @@ def describe(
 
 
 def _kernel(
-    kernel: KernelFacts,
-    ptx: str,
-    facts: CubinFacts,
-    grid: tuple[str, str, str],
-    allow_spills: bool,
+    config: KernelConfig, kernel: KernelFacts, ptx: str, facts: CubinFacts, allow_spills: bool
 ) -> Kernel:
-    signature = SIGNATURES[kernel.role]
+    signature = signatures(config)[kernel.role]
     if kernel.entry not in facts.entries:
         raise BuildError(f"cubin: no entry {kernel.entry}, need one of {sorted(facts.entries)}")
     entry = facts.entries[kernel.entry]
@@ -77,7 +75,8 @@ def _kernel(
             )
             for parameter, at in zip(signature, offsets(signature), strict=True)
         ),
-        grid=grid,
+        when=launch_rules.launch_conditions(config)[kernel.role],
+        grid=launch_rules.grid_rules(config)[kernel.role],
         block=kernel.block,
         cluster=kernel.cluster,
         dynamic_shared=kernel.dynamic_shared,

@@ -10,7 +10,8 @@ from rich.table import Table
 from mlakern.cli.axes import IntegerList, axis_options, config_from, given_axes
 from mlakern.cli.common import ConfigName, emit_json, json_option, output
 from mlakern.config import KernelConfig
-from mlakern.planning import Plan, choose_pack_q
+from mlakern.division import choose_pack_q
+from mlakern.planning import Plan
 from mlakern.planning import plan as make_plan
 
 
@@ -23,11 +24,12 @@ from mlakern.planning import plan as make_plan
 @click.option("--heads", "num_heads", type=int, default=128, show_default=True)
 @click.option("--seq-len-q", type=int, default=1, show_default=True, help="Query tokens.")
 @click.option("--multiprocessors", type=int, default=148, show_default=True, help="148: B200.")
+@click.option("--window-left", type=int, default=-1, help="Mask window: keys of history.")
 @click.option("--splits", type=int, help="KV runs [the heuristic's].")
 @click.option("--min-split-kv", type=int, help="Keys that a run at least has.")
 @json_option
 def plan(config: KernelConfig | None, as_json: bool, **options: Any) -> None:
-    """Print splits, grids and workspace of a decode step.
+    """Print splits, clusters, grids and workspace of a decode step.
 
     Without CONFIG, --pack-q or --no-pack-q the rows are packed if that takes fewer query tiles.
     """
@@ -49,15 +51,18 @@ def _table(made: Plan) -> Table:
     table = Table("", "", title=made.config.name, show_header=False, title_justify="left")
     workspace = made.workspace
     rows = "packed" if made.config.pack_q else f"{made.fold} tokens folded"
-    combine = made.combine_grid
+    regions = f"LSEs at {workspace.partial_lse_offset}"
+    if made.work_list_words:
+        regions += f", work list at {workspace.work_list_offset}"
+    grids = made.as_dict()["grids"]
     facts = {
         "requests": f"{made.batch}, up to {made.max_seq_len} keys",
         "query": f"{made.num_heads} heads, {made.seq_len_q} tokens",
         "query tiles": f"{made.query_tiles} of {made.config.tile_m} rows, {rows}",
         "splits": str(made.splits),
-        "attention grid": " × ".join(map(str, made.attention_grid)),
-        "combine grid": " × ".join(map(str, combine)) if combine else "none",
-        "workspace": f"{workspace.size} bytes, partial LSEs at {workspace.partial_lse_offset}",
+        "clusters": str(made.clusters),
+        **{f"{role} grid": " × ".join(map(str, grid)) for role, grid in grids.items()},
+        "workspace": f"{workspace.size} bytes, {regions}",
     }
     for name, fact in facts.items():
         table.add_row(name, fact)

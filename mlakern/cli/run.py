@@ -21,20 +21,15 @@ from mlakern.cli.common import (
 )
 from mlakern.cli.kernels import listing
 from mlakern.config import KernelConfig
+from mlakern.division import ceil_div
 from mlakern.numerics import DEFAULT_RESCALE_THRESHOLD
-from mlakern.planning import ceil_div
 from mlakern.runtime.arguments import Scalars
 from mlakern.store import MissingKernelError, Store, StoreError, open_store
 from mlakern.validation.backends import Backend, EmulatorBackend
 from mlakern.validation.compare import Measured
 from mlakern.validation.gpu import GpuBackend
-from mlakern.validation.problem import (
-    LAYOUTS,
-    MODEL_SCALE,
-    VALUES,
-    ProblemSpec,
-)
 from mlakern.validation.run import FAIL, PASS, UNAVAILABLE, Report, validate
+from mlakern.validation.spec import LAYOUTS, MODEL_SCALE, VALUES, ProblemSpec
 
 # Key tiles over all query tiles of a problem up to which the race detector is on by default.
 _SMALL = 16
@@ -62,9 +57,33 @@ _COLUMN_OF = {
 @click.option("--heads", "num_heads", type=int, default=16, show_default=True)
 @click.option("--seq-len-q", type=int, default=1, show_default=True, help="Query tokens.")
 @click.option(
-    "--seq-lens", type=IntegerList(), default="130,300", show_default=True, help="Keys held."
+    "--seq-lens",
+    type=IntegerList(),
+    default="130,300",
+    show_default=True,
+    help="Keys of each request (mask dcp: of all ranks together).",
+)
+@click.option(
+    "--window-left", type=int, default=128, show_default=True, help="Mask window: keys of history."
+)
+@click.option("--causal/--no-causal", default=True, show_default=True, help="Mask window.")
+@click.option("--cp-world", type=int, default=1, show_default=True, help="Mask dcp: ranks.")
+@click.option("--cp-rank", type=int, default=0, show_default=True, help="Mask dcp: this one.")
+@click.option(
+    "--cp-interleave", type=int, default=1, show_default=True, help="Mask dcp: keys in a row."
 )
 @click.option("--splits", type=int, help="KV runs of each request [the planner's].")
+@click.option("--block-split-kvs", type=IntegerList(), help="KV runs, for each request.")
+@click.option(
+    "--host-work-list", is_flag=True, help="Schedule work_list: made on the host [the device]."
+)
+@click.option(
+    "--multiprocessors",
+    type=int,
+    default=EmulatorBackend.multiprocessors,
+    show_default=True,
+    help="Emulator: what the planner sees.",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--values", type=click.Choice(VALUES), default="random", show_default=True)
 @click.option("--layout", type=click.Choice(list(LAYOUTS)), default="joined", show_default=True)
@@ -87,6 +106,7 @@ def run(
     backend: str,
     races: bool | None,
     delay_seed: int | None,
+    multiprocessors: int,
     store_path: Path | None,
     as_json: bool,
     **options: Any,
@@ -110,7 +130,7 @@ def run(
         if backend == "gpu" or (backend == "auto" and gpu.unavailable_reason(kernel) is None):
             return gpu
         detect = _is_small(spec) if races is None else races
-        return EmulatorBackend(races=detect, delay_seed=delay_seed)
+        return EmulatorBackend(detect, delay_seed, multiprocessors)
 
     reports = []
     for kernel in configs:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from mlakern.config import HEAD_DIM, LATENT_DIM, ROPE_DIM, KernelConfig
+from mlakern.division import choose_pack_q
 from mlakern.masks import Mask
-from mlakern.planning import choose_pack_q
 from mlakern.runtime import driver
 from mlakern.runtime.arrays import ArrayView, as_view
 from mlakern.runtime.decode import Decode, Store, load
@@ -70,7 +70,11 @@ def mla_decode(
     mlakern.planning.workspace_bound. max_seq_len: a host integer no seq_lens entry exceeds.
     softmax_scale: the model's scale times the FP8 scales of Q and K. lse is to base 2 unless
     lse_base is "e". Without `out` (or with return_lse without `lse`) a torch caller gets new
-    tensors. window_left -1: no window.
+    tensors.
+
+    Masks: causal_mask or none; window_left (-1: no window) with either; context parallelism
+    (cp_world > 1 or causal_seqs: seq_lens and block_tables are this rank's, causal_seqs global);
+    local_visible_lens [B, Sq], whatever causal_mask says. At most one of the last three.
 
     Kernels load on their first use; call :func:`preload` before a stream capture. Raises
     ValueError for arguments, LookupError for a kernel that is not in the store, RuntimeError for a
@@ -107,6 +111,7 @@ def mla_decode(
         seq_len_q=seq_len_q,
         batch=batch,
         max_seq_len=max_seq_len,
+        window_left=window_left,
         min_split_kv=min_split_kv,
         fold=1 if num_heads % 2 and not uniform else None,
     )
@@ -126,6 +131,13 @@ def mla_decode(
         workspace=workspace_buffer,
         output_scale=output_scale,
         lse_base=lse_base,
+        causal_mask=None if mask.kind == "visible" else causal_mask,
+        window_left=window_left,
+        local_visible_lens=local_visible_lens,
+        cp_world=cp_world,
+        cp_rank=cp_rank,
+        cp_interleave_size=cp_interleave_size,
+        causal_seqs=causal_seqs,
         enable_pdl=enable_pdl,
         stream=stream,
     )

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mlakern.config import LATENT_DIM, ROPE_DIM
 from mlakern.manifest import Dim3, Kernel, Manifest
+from mlakern.masks import Mask
 from mlakern.numerics import DEFAULT_RESCALE_THRESHOLD
-from mlakern.planning import Plan, ceil_div
+from mlakern.planning import Plan
 from mlakern.runtime import checks
 from mlakern.runtime.arrays import ArrayView
-from mlakern.runtime.tensor_maps import QueryRows, cache_map, query_map, query_rows
+from mlakern.runtime.tensor_maps import cache_map, query_map, query_rows
+from mlakern.runtime.tensors import Tensors, check_tensors
 from mlakern.signature import Kind
 from mlakern.tensormap import TensorMap
 
@@ -30,25 +31,6 @@ _FORMATS = {
     Kind.INT64.label: "<q",
     Kind.FLOAT32.label: "<f",
 }
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """The arrays of one call, in the kernels' terms; shapes in :mod:`mlakern.signature`.
-
-    block_tables: [B, >= pages in use] int32, row stride free. lse: None if it is not wanted.
-    workspace: one dimension of bytes; None if the plan needs none.
-    """
-
-    q_latent: ArrayView
-    q_rope: ArrayView
-    c_latent: ArrayView
-    c_rope: ArrayView
-    block_tables: ArrayView
-    seq_lens: ArrayView
-    out: ArrayView
-    lse: ArrayView | None = None
-    workspace: ArrayView | None = None
 
 
 @dataclass(frozen=True)
@@ -100,117 +82,45 @@ def build_launches(
     plan: Plan,
     tensors: Tensors,
     scalars: Scalars,
+    mask: Mask,
     *,
     device: str,
     pdl: bool = False,
 ) -> tuple[Launch, ...]:
-    """The launches of one decode call, in order: attention, and combine if the plan splits.
+    """The launches of one decode call, in stream order.
 
-    device: where every array must be. Raises ValueError that names the argument, what it got and
-    what it needs.
+    The planner unless the caller has a work list or needs none, attention, and the combine kernel
+    of the plan if it divides requests. device: where every array must be.
+
+    Raises ValueError that names the argument, what it got and what it needs.
     """
     check_tensors(manifest, plan, tensors, device)
-    rows = query_rows(plan, {"q_latent": tensors.q_latent, "q_rope": tensors.q_rope})
-    values = _values(plan, tensors, scalars, rows)
+    _check_mask(plan, mask)
+    values = _values(plan, tensors, scalars, mask)
     launches = []
     for kernel in manifest.kernels:
         grid = plan.grid(kernel.role)
-        if grid is not None:
-            launches.append(Launch(kernel, grid, pack(kernel, values), pdl))
+        if grid is None or (kernel.role == "planner" and tensors.work_list is not None):
+            continue
+        launches.append(Launch(kernel, grid, pack(kernel, values), pdl))
     return tuple(launches)
 
 
-def check_tensors(manifest: Manifest, plan: Plan, tensors: Tensors, device: str) -> None:
-    """Types, shapes, strides, alignment and sizes of every array of a call."""
-    config = manifest.config
-    if plan.config != config:
-        raise ValueError(f"plan: got one for {plan.config.name}, need one for {config.name}")
-    rows = (plan.batch, plan.seq_len_q, plan.num_heads)
-    _check_pair("q", tensors.q_latent, tensors.q_rope, rows, device)
-    pages = tensors.c_latent.shape[0] if tensors.c_latent.shape else 0
-    if pages < 1:
-        raise ValueError(f"c_latent: got shape {list(tensors.c_latent.shape)}, need >= 1 page")
-    cache_rows = (pages, config.page_size)
-    _check_pair("c", tensors.c_latent, tensors.c_rope, cache_rows, device)
-    _check_block_tables(tensors.block_tables, plan, device)
-    checks.check_array(
-        "seq_lens", tensors.seq_lens, dtype="int32", shape=(plan.batch,), device=device
-    )
-    checks.check_dense("seq_lens", tensors.seq_lens)
-    checks.check_array(
-        "out", tensors.out, dtype=config.out_dtype, shape=(*rows, LATENT_DIM), device=device
-    )
-    checks.check_rows("out", tensors.out)
-    if tensors.lse is not None:
-        checks.check_array("lse", tensors.lse, dtype="float32", shape=rows, device=device)
-        checks.check_dense("lse", tensors.lse)
-    _check_workspace(tensors.workspace, plan, manifest.workspace.alignment, device)
-
-
-def _check_pair(
-    prefix: str, latent: ArrayView, rope: ArrayView, rows: tuple[int, ...], device: str
-) -> None:
-    for name, view, columns in (
-        (f"{prefix}_latent", latent, LATENT_DIM),
-        (f"{prefix}_rope", rope, ROPE_DIM),
-    ):
-        checks.check_array(name, view, dtype="float8_e4m3fn", shape=(*rows, columns), device=device)
-        checks.check_rows(name, view)
-
-
-def _check_block_tables(view: ArrayView, plan: Plan, device: str) -> None:
-    page_size = plan.config.page_size
-    checks.check_dtype("block_tables", view, "int32")
-    width = ceil_div(plan.max_seq_len, page_size)
-    if len(view.shape) != 2 or view.shape[0] != plan.batch or view.shape[1] < width:
+def _check_mask(plan: Plan, mask: Mask) -> None:
+    if mask.kind != plan.config.mask:
+        raise ValueError(f"mask: got {mask.kind}, need {plan.config.mask}, the kernel's")
+    if mask.window_left != plan.window_left:
         raise ValueError(
-            f"block_tables: got shape {list(view.shape)}, need [{plan.batch}, >= {width}]: one row "
-            f"for each request (not for each token), {width} pages of {page_size} keys for "
-            f"max_seq_len {plan.max_seq_len}"
+            f"window_left: got {mask.window_left}, need {plan.window_left}, the plan's; "
+            f"try plan(window_left={mask.window_left})"
         )
-    row_stride, entry_stride = view.strides
-    if entry_stride != 4 and view.shape[1] > 1:
-        raise ValueError(
-            f"block_tables: got {entry_stride} bytes between entries, need contiguous rows (4)"
-        )
-    if row_stride % 4 and plan.batch > 1:
-        raise ValueError(
-            f"block_tables: got a row stride of {row_stride} bytes, need a multiple of 4"
-        )
-    checks.check_alignment("block_tables", view, 4)
-    checks.check_device("block_tables", view, device)
 
 
-def _check_workspace(view: ArrayView | None, plan: Plan, alignment: int, device: str) -> None:
-    if plan.workspace_size == 0:
-        return
-    if view is None:
-        raise ValueError(
-            f"workspace: got none, need {plan.workspace_size} bytes for {plan.splits} splits"
-        )
-    if view.dtype not in ("uint8", "int8") or len(view.shape) != 1:
-        raise ValueError(
-            f"workspace: got {view.dtype} of shape {list(view.shape)}, need one dimension of "
-            "uint8 or int8"
-        )
-    checks.check_dense("workspace", view)
-    checks.check_alignment("workspace", view, alignment)
-    if view.nbytes < plan.workspace_size:
-        raise ValueError(
-            f"workspace: got {view.nbytes} bytes, need {plan.workspace_size}; plan.workspace_size "
-            "or planning.workspace_bound says how many"
-        )
-    checks.check_device("workspace", view, device)
-
-
-def _values(plan: Plan, tensors: Tensors, scalars: Scalars, rows: QueryRows) -> Mapping[str, Value]:
+def _values(plan: Plan, tensors: Tensors, scalars: Scalars, mask: Mask) -> Mapping[str, Value]:
     """Every parameter of every kernel by its name in the signature."""
+    rows = query_rows(plan, {"q_latent": tensors.q_latent, "q_rope": tensors.q_rope})
     softmax_scale = checks.check_scale("softmax_scale", scalars.softmax_scale)
     checks.check_lag(scalars.rescale_threshold, scalars.p_prescale_log2)
-    partial_out = partial_lse = 0
-    if plan.workspace_size and tensors.workspace is not None:
-        partial_out = tensors.workspace.address + plan.workspace.partial_out_offset
-        partial_lse = tensors.workspace.address + plan.workspace.partial_lse_offset
     out_batch, out_token, out_head = (s // tensors.out.item_size for s in tensors.out.strides[:3])
     return {
         "q_latent": query_map("q_latent", tensors.q_latent, rows),
@@ -220,13 +130,23 @@ def _values(plan: Plan, tensors: Tensors, scalars: Scalars, rows: QueryRows) -> 
         "block_tables": tensors.block_tables.address,
         "seq_lens": tensors.seq_lens.address,
         "out": tensors.out.address,
-        "lse": tensors.lse.address if tensors.lse is not None else 0,
-        "partial_out": partial_out,
-        "partial_lse": partial_lse,
+        "lse": _address(tensors.lse),
+        "causal_seqs": _address(tensors.causal_seqs),
+        "local_visible_lens": _address(tensors.local_visible_lens),
+        "block_split_kvs": _address(tensors.block_split_kvs),
+        **_workspace_values(plan, tensors),
+        "batch": plan.batch,
         "num_heads": plan.num_heads,
         "seq_len_q": plan.seq_len_q,
+        "query_tiles": plan.query_tiles,
+        "tile_rows": plan.tile_rows,
         "splits": plan.splits,
-        "fold": plan.fold,
+        "clusters": plan.clusters,
+        "window_left": mask.window_left,
+        "window_causal": int(mask.causal),
+        "cp_world": mask.cp_world,
+        "cp_rank": mask.cp_rank,
+        "cp_interleave": mask.cp_interleave,
         "q_row_extent": rows.row_extent,
         "q_box_rows": rows.box_rows,
         "block_table_stride": tensors.block_tables.strides[0] // 4,
@@ -239,6 +159,23 @@ def _values(plan: Plan, tensors: Tensors, scalars: Scalars, rows: QueryRows) -> 
         "rescale_threshold": scalars.rescale_threshold,
         "p_prescale_log2": scalars.p_prescale_log2,
     }
+
+
+def _workspace_values(plan: Plan, tensors: Tensors) -> dict[str, Value]:
+    """Addresses of the arrays in the workspace; null where the plan has none of them."""
+    workspace, start = plan.workspace, _address(tensors.workspace)
+    partials = plan.slots > 0
+    listed = start + workspace.work_list_offset if plan.work_list_words else 0
+    return {
+        "partial_out": start + workspace.partial_out_offset if partials else 0,
+        "partial_lse": start + workspace.partial_lse_offset if partials else 0,
+        "work_list": _address(tensors.work_list) or listed,
+    }
+
+
+def _address(view: ArrayView | None) -> int:
+    """Null for an array that is not given."""
+    return view.address if view is not None else 0
 
 
 def pack(kernel: Kernel, values: Mapping[str, Value]) -> tuple[bytes | TensorMap, ...]:

@@ -18,14 +18,16 @@ from typing import Any, Protocol
 
 from mlakern.config import KernelConfig
 from mlakern.manifest import Manifest
+from mlakern.masks import Mask
 from mlakern.numerics import DEFAULT_RESCALE_THRESHOLD
 from mlakern.planning import Plan
 from mlakern.planning import plan as make_plan
 from mlakern.runtime import driver
-from mlakern.runtime.arguments import Scalars, Tensors, build_launches
-from mlakern.runtime.arrays import as_view
+from mlakern.runtime.arguments import Scalars, build_launches
+from mlakern.runtime.arrays import ArrayView, as_view
 from mlakern.runtime.layouts import cache_pair, query_pair
 from mlakern.runtime.streams import stream_handle
+from mlakern.runtime.tensors import Tensors
 
 _PREPARED_CALLS = 1024
 
@@ -68,6 +70,7 @@ class Decode:
         seq_len_q: int = 1,
         batch: int | None = None,
         max_seq_len: int | None = None,
+        window_left: int = -1,
         splits: int | None = None,
         min_split_kv: int | None = None,
         fold: int | None = None,
@@ -81,6 +84,7 @@ class Decode:
             seq_len_q=seq_len_q,
             batch=batch,
             max_seq_len=max_seq_len,
+            window_left=window_left,
             splits=splits,
             min_split_kv=min_split_kv,
             fold=fold,
@@ -106,6 +110,15 @@ class Decode:
         lse_base: str = "2",
         rescale_threshold: float = DEFAULT_RESCALE_THRESHOLD,
         p_prescale_log2: float = 0.0,
+        causal_mask: bool | None = None,
+        window_left: int = -1,
+        local_visible_lens: Any = None,
+        cp_world: int = 1,
+        cp_rank: int = 0,
+        cp_interleave_size: int = 1,
+        causal_seqs: Any = None,
+        block_split_kvs: Any = None,
+        work_list: Any = None,
         enable_pdl: bool = False,
         stream: Any = None,
     ) -> None:
@@ -117,6 +130,12 @@ class Decode:
         or None; workspace: plan.workspace_size bytes, None if that is 0. All on the device of the
         kernel, in any library's arrays.
 
+        The kernel's mask asks for: window_left and causal_mask (window; causal unless False),
+        cp_world, cp_rank, cp_interleave_size and causal_seqs [B] int32, global lengths (dcp),
+        local_visible_lens [B, Sq] int32 (visible). Its schedule takes: block_split_kvs [B] int32,
+        splits of each request, or work_list, int32 words of plan.work_list; without it the list
+        is made on the device.
+
         Raises ValueError that names the argument, what it got and what it needs; nothing has been
         launched then.
         """
@@ -127,21 +146,47 @@ class Decode:
             block_tables=as_view("block_tables", block_tables),
             seq_lens=as_view("seq_lens", seq_lens),
             out=as_view("out", out),
-            lse=None if lse is None else as_view("lse", lse),
-            workspace=None if workspace is None else as_view("workspace", workspace),
+            lse=_optional("lse", lse),
+            workspace=_optional("workspace", workspace),
+            causal_seqs=_optional("causal_seqs", causal_seqs),
+            local_visible_lens=_optional("local_visible_lens", local_visible_lens),
+            block_split_kvs=_optional("block_split_kvs", block_split_kvs),
+            work_list=_optional("work_list", work_list),
         )
         scalars = Scalars(softmax_scale, output_scale, lse_base, rescale_threshold, p_prescale_log2)
+        mask = Mask(
+            self.config.mask,
+            window_left=window_left,
+            causal=_causal(self.config.mask, causal_mask),
+            cp_world=cp_world,
+            cp_rank=cp_rank,
+            cp_interleave=cp_interleave_size,
+        )
         handle = stream_handle(stream, self.device)
-        for launch in self._prepared(plan, tensors, scalars, enable_pdl, handle):
+        for launch in self._prepared(plan, tensors, scalars, mask, enable_pdl, handle):
             launch.enqueue()
 
     def _prepare(
-        self, plan: Plan, tensors: Tensors, scalars: Scalars, pdl: bool, stream: int
+        self, plan: Plan, tensors: Tensors, scalars: Scalars, mask: Mask, pdl: bool, stream: int
     ) -> tuple[driver.PreparedLaunch, ...]:
         launches = build_launches(
-            self.manifest, plan, tensors, scalars, device=f"cuda:{self.device}", pdl=pdl
+            self.manifest, plan, tensors, scalars, mask, device=f"cuda:{self.device}", pdl=pdl
         )
         return tuple(self._kernels[launch.entry].prepare(launch, stream) for launch in launches)
+
+
+def _optional(name: str, array: Any) -> ArrayView | None:
+    return None if array is None else as_view(name, array)
+
+
+def _causal(kind: str, causal_mask: bool | None) -> bool:
+    """Whether a window's upper bound is causal; for other masks the kernel has decided it."""
+    compiled = {"plain": False, "causal": True, "dcp": True}.get(kind, causal_mask)
+    if causal_mask is not None and causal_mask != compiled:
+        raise ValueError(
+            f"causal_mask: got {causal_mask}, need {compiled} for a kernel of mask {kind}"
+        )
+    return causal_mask is None or causal_mask
 
 
 def load(store: Store, config: KernelConfig, device: int | None = None) -> Decode:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from mlakern.config import KernelConfig
 from mlakern.manifest import Manifest
-from mlakern.runtime.arguments import Launch, Tensors, build_launches
+from mlakern.runtime.arguments import Launch, build_launches
+from mlakern.runtime.tensors import Tensors
 from mlakern.validation.buffers import Buffer
 from mlakern.validation.compare import Output
 from mlakern.validation.problem import Problem
@@ -55,12 +56,12 @@ class EmulatorBackend:
     """The PTX of an entry, executed on the CPU.
 
     races: with the race detector. delay_seed: delays asynchronous work and shuffles the warps by
-    this seed; None: neither.
+    this seed; None: neither. multiprocessors: few, so that a cluster walks several items.
     """
 
     races: bool = False
     delay_seed: int | None = None
-    multiprocessors: int = 148
+    multiprocessors: int = 8
 
     @property
     def name(self) -> str:
@@ -134,7 +135,12 @@ def launches_of(
         for name, field in problem.fields.items()
     }
     return build_launches(
-        manifest, problem.plan, Tensors(**views), problem.spec.scalars, device=device
+        manifest,
+        problem.plan,
+        Tensors(**views),
+        problem.spec.scalars,
+        problem.mask,
+        device=device,
     )
 
 
@@ -147,6 +153,7 @@ def output_of(problem: Problem, images: Images) -> Output:
         out_dtype=out.dtype,
         lse=lse.array(images["lse"]).copy() if lse is not None else None,
         stray_bytes=_stray_bytes(problem, images["out"]),
+        workspace=images.get("workspace"),
     )
 
 

@@ -53,13 +53,14 @@ class Measured:
 class Output:
     """What a kernel left: out [B, Sq, H, 512] in its own type, lse [B, Sq, H] or None.
 
-    stray_bytes: bytes between the rows of out that were changed.
+    stray_bytes: bytes between the rows of out that were changed. workspace: what is left in it.
     """
 
     out: NDArray[Any]
     out_dtype: str
     lse: NDArray[np.float32] | None
     stray_bytes: int = 0
+    workspace: NDArray[np.uint8] | None = None
 
 
 def compare(output: Output, exact: Result, modelled: Result) -> tuple[Measured, ...]:

@@ -7,6 +7,7 @@ Every byte of the cache outside the live keys is an e4m3 NaN, unused entries of 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,94 +16,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlakern.config import HEAD_DIM, LATENT_DIM, ROPE_DIM, KernelConfig
+from mlakern.division import Division, ceil_div
 from mlakern.masks import Mask
-from mlakern.planning import Plan, ceil_div
+from mlakern.planning import Plan
 from mlakern.reference import Attention
-from mlakern.runtime.arguments import Scalars
 from mlakern.runtime.arrays import ITEM_SIZES, dense_strides
 from mlakern.validation.buffers import Buffer, Field
+from mlakern.validation.spec import VALUES, ProblemSpec
 
 Bytes = NDArray[np.uint8]
 
 NAN_BYTES = np.array([0x7F, 0xFF], np.uint8)  # both NaNs of e4m3
 DEAD_PAGES = np.array([-1, 2147480000], np.int32)
 SPARE_PAGES = 3
-# DeepSeek's softmax scale: 1 / sqrt(128 + 64), the head size before absorption.
-MODEL_SCALE = 1 / math.sqrt(192)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the tensors lie in memory; paddings are bytes (table_padding: entries).
-
-    joined: query and cache as rows of 576, else latent and rope as tensors of their own.
-    page_padding: after each page. token_padding: after the heads of each query token.
-    out_padding: after each row of out. table_padding: after each row of the page table.
-    """
-
-    joined: bool = True
-    page_padding: int = 0
-    token_padding: int = 0
-    out_padding: int = 0
-    table_padding: int = 0
-
-
-LAYOUTS = {
-    "joined": Layout(),
-    "separate": Layout(joined=False),
-    "padded": Layout(page_padding=1040, token_padding=48, out_padding=32, table_padding=3),
-}
-DEFAULT_SCALARS = Scalars(softmax_scale=MODEL_SCALE)
-VALUES = ("random", "ramp", "flat")
-
-
-@dataclass(frozen=True)
-class ProblemSpec:
-    """What a problem is made from; the same spec gives the same bytes.
-
-    values: "random" normal numbers; "ramp" lets the maximum rise from key tile to key tile, so
-    that it lags and is raised; "flat" makes all scores equal and the values' mean 1.
-    splits: KV runs, None for the planner's choice.
-    """
-
-    num_heads: int = 16
-    seq_len_q: int = 1
-    seq_lens: tuple[int, ...] = (130, 300)
-    splits: int | None = None
-    seed: int = 0
-    values: str = "random"
-    layout: Layout = LAYOUTS["joined"]
-    want_lse: bool = True
-    scalars: Scalars = DEFAULT_SCALARS
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready description of the problem."""
-        return {
-            "num_heads": self.num_heads,
-            "seq_len_q": self.seq_len_q,
-            "seq_lens": list(self.seq_lens),
-            "splits": self.splits,
-            "seed": self.seed,
-            "values": self.values,
-            "softmax_scale": self.scalars.softmax_scale,
-            "output_scale": self.scalars.output_scale,
-            "lse_base": self.scalars.lse_base,
-            "rescale_threshold": self.scalars.rescale_threshold,
-            "p_prescale_log2": self.scalars.p_prescale_log2,
-        }
 
 
 @dataclass(frozen=True)
 class Problem:
     """Buffers, the tensors in them, and the mathematics they stand for.
 
-    fields: by the names of mlakern.runtime.arguments.Tensors.
+    fields: by the names of mlakern.runtime.tensors.Tensors. division: the runs of the keys.
     """
 
     spec: ProblemSpec
     plan: Plan
+    mask: Mask
     fields: dict[str, Field]
     attention: Attention
+    division: Division
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -117,30 +58,79 @@ def make_problem(spec: ProblemSpec, config: KernelConfig, plan: Plan) -> Problem
     if spec.values not in VALUES:
         raise ValueError(f"values: got {spec.values!r}, need one of {', '.join(VALUES)}")
     rng = np.random.default_rng(spec.seed)
+    mask = spec.mask(config.mask)
     query = _query_values(spec, rng)
-    keys = [_key_values(spec, length, rng) for length in spec.seq_lens]
-    pages = _assign_pages(spec, config.page_size, rng)
+    keys = [_held(mask, _key_values(spec, length, rng)) for length in spec.seq_lens]
+    lengths = [len(k) for k in keys]
+    pages = _assign_pages(lengths, config.page_size, rng)
     fields = {
         **_query_fields(spec, query, rng),
         **_cache_fields(spec, config.page_size, keys, pages, rng),
         "block_tables": _block_tables(spec, pages),
-        "seq_lens": Field.of_array("seq_lens", np.array(spec.seq_lens, np.int32), "int32"),
+        "seq_lens": _integers("seq_lens", lengths),
+        **_mask_fields(spec, mask),
+        **_division_fields(spec, plan, lengths),
         **_output_fields(spec, config, plan),
     }
-    mask = Mask(config.mask)
-    visible = [
-        [mask.bounds(length, spec.seq_len_q, t) for t in range(spec.seq_len_q)]
-        for length in spec.seq_lens
-    ]
     attention = Attention(
         query=_dequantise(query),
         keys=[_dequantise(k) for k in keys],
-        visible=np.array(visible, np.int64),
+        visible=visible_ranges(spec, mask, lengths),
         softmax_scale=spec.scalars.softmax_scale,
         output_scale=spec.scalars.output_scale,
         lse_base=spec.scalars.lse_base,
     )
-    return Problem(spec, plan, fields, attention)
+    division = plan.division(lengths, spec.block_split_kvs)
+    return Problem(spec, plan, mask, fields, attention, division)
+
+
+def visible_ranges(spec: ProblemSpec, mask: Mask, lengths: Sequence[int]) -> NDArray[np.int64]:
+    """[B, Sq, 2]: the range of keys that each query token sees; lengths: seq_lens of the call."""
+    visible = spec.visible() if mask.kind == "visible" else None
+    ranges = [
+        [
+            mask.bounds(
+                length,
+                spec.seq_len_q,
+                t,
+                global_length=spec.seq_lens[b],
+                visible_len=visible[b][t] if visible else None,
+            )
+            for t in range(spec.seq_len_q)
+        ]
+        for b, length in enumerate(lengths)
+    ]
+    return np.array(ranges, np.int64)
+
+
+def _held(mask: Mask, keys: Bytes) -> Bytes:
+    """The keys that lie on this rank."""
+    if mask.kind != "dcp":
+        return keys
+    positions = np.arange(len(keys))
+    held: Bytes = keys[positions // mask.cp_interleave % mask.cp_world == mask.cp_rank]
+    return held
+
+
+def _integers(name: str, values: Any) -> Field:
+    return Field.of_array(name, np.array(values, np.int32), "int32")
+
+
+def _mask_fields(spec: ProblemSpec, mask: Mask) -> dict[str, Field]:
+    if mask.kind == "dcp":
+        return {"causal_seqs": _integers("causal_seqs", spec.seq_lens)}
+    if mask.kind == "visible":
+        return {"local_visible_lens": _integers("local_visible_lens", spec.visible())}
+    return {}
+
+
+def _division_fields(spec: ProblemSpec, plan: Plan, lengths: Sequence[int]) -> dict[str, Field]:
+    fields = {}
+    if spec.block_split_kvs is not None:
+        fields["block_split_kvs"] = _integers("block_split_kvs", spec.block_split_kvs)
+    if spec.host_work_list:
+        fields["work_list"] = _integers("work_list", plan.work_list(lengths))
+    return fields
 
 
 def _quantise(values: NDArray[Any]) -> Bytes:
@@ -173,10 +163,10 @@ def _key_values(spec: ProblemSpec, length: int, rng: np.random.Generator) -> Byt
 
 
 def _assign_pages(
-    spec: ProblemSpec, page_size: int, rng: np.random.Generator
+    lengths: Sequence[int], page_size: int, rng: np.random.Generator
 ) -> list[NDArray[np.int32]]:
     """For each request the pages of its keys, shuffled over a pool with unused pages."""
-    counts = [ceil_div(length, page_size) for length in spec.seq_lens]
+    counts = [ceil_div(length, page_size) for length in lengths]
     shuffled = rng.permutation(sum(counts) + SPARE_PAGES).astype(np.int32)
     ends = np.cumsum(counts)
     return [shuffled[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlakern.config import KernelConfig
-from mlakern.planning import plan as make_plan
 from mlakern.reference import Numerics, exact, modelled
 from mlakern.validation.backends import Backend, Entry
 from mlakern.validation.compare import Measured, compare
-from mlakern.validation.problem import ProblemSpec, make_problem
+from mlakern.validation.problem import make_problem
+from mlakern.validation.spec import ProblemSpec
 
 PASS, FAIL, UNAVAILABLE = "pass", "fail", "unavailable"
 
@@ -37,7 +37,7 @@ class Report:
             "config": self.config.as_dict(),
             "name": self.config.name,
             "backend": self.backend,
-            "problem": self.spec.as_dict(),
+            "problem": self.spec.as_dict(self.config.mask),
             "status": self.status,
             "errors": {m.name: m.error for m in self.errors},
             "bounds": {m.name: m.bound for m in self.errors},
@@ -59,15 +59,7 @@ def validate(entry: Entry, spec: ProblemSpec, backend: Backend) -> Report:
     reason = backend.unavailable_reason(config)
     if reason:
         return Report(config, backend.name, spec, UNAVAILABLE, reason=reason)
-    plan = make_plan(
-        config,
-        spec.seq_lens,
-        num_heads=spec.num_heads,
-        seq_len_q=spec.seq_len_q,
-        multiprocessors=backend.multiprocessors,
-        splits=spec.splits,
-    )
-    problem = make_problem(spec, config, plan)
+    problem = make_problem(spec, config, spec.plan(config, backend.multiprocessors))
     start = time.perf_counter()
     try:
         output = backend.execute(entry, problem)
@@ -76,13 +68,13 @@ def validate(entry: Entry, spec: ProblemSpec, backend: Backend) -> Report:
         return Report(config, backend.name, spec, FAIL, seconds=seconds, reason=str(error))
     seconds = time.perf_counter() - start
     numerics = Numerics(
-        splits=plan.splits,
         rescale_threshold=spec.scalars.rescale_threshold,
         p_prescale_log2=spec.scalars.p_prescale_log2,
         partial_dtype=config.partial_dtype,
         out_dtype=config.out_dtype,
     )
-    errors = compare(output, exact(problem.attention), modelled(problem.attention, numerics))
+    expected = modelled(problem.attention, numerics, problem.division)
+    errors = compare(output, exact(problem.attention), expected)
     status = PASS if all(m.passed for m in errors) else FAIL
     failed = ", ".join(f"{m.name} {m.error:.3g} > {m.bound:g}" for m in errors if not m.passed)
     return Report(config, backend.name, spec, status, errors, seconds, failed)
