@@ -226,10 +226,24 @@ def _minmax(e: Emitter, i: Instruction, largest: bool) -> None:
         return
     width, form = bits_of(kind), form_of(kind)
     values = sources(e, i, width)
-    if e.scalar(*values):
+    if i.has("relu"):
+        if kind != "s32":
+            raise e.error(f".relu of type .{kind} is not supported")
+        function = _relu_maximum if largest else _relu_minimum
+        e.call(i.operands[0], function, form, *values)
+    elif e.scalar(*values):
         e.compute(i.operands[0], f"{'max' if largest else 'min'}({{0}}, {{1}})", form, *values)
     else:
         e.call(i.operands[0], np.maximum if largest else np.minimum, form, *values)
+
+
+def _relu_minimum(a: Any, b: Any) -> Any:
+    """A negative result is clamped to 0 (PTX ISA, min: .relu)."""
+    return np.maximum(np.minimum(a, b), 0)
+
+
+def _relu_maximum(a: Any, b: Any) -> Any:
+    return np.maximum(np.maximum(a, b), 0)
 
 
 @opcode("min", "d s s s?", f"{INTEGERS} {FLOATS} {HALVES}", "ftz NaN xorsign abs relu")
