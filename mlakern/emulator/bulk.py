@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlakern.emulator import mbarrier, tensormap_image, tma
+from mlakern.emulator.access import load_global, store_shared
 from mlakern.emulator.addresses import GLOBAL, OFFSET_MASK, PARAM, RANK_SHIFT, WINDOW_SHIFT
 from mlakern.emulator.errors import Fault
 from mlakern.emulator.observer import SharedRegion
@@ -247,16 +248,8 @@ def commit_group(g: Group) -> None:
             g.bundle.bulk_groups[lane].append([])
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWait:
-    """A thread that waits for its bulk groups."""
-
-    def describe(self) -> str:
-        return "waits for its bulk copies"
-
-
-def wait_group(g: Group, pending: int) -> bool:
-    """cp.async.bulk.wait_group: whether all but the latest ``pending`` groups are complete."""
+def wait_group(g: Group, pending: int) -> None:
+    """cp.async.bulk.wait_group: complete all but the latest ``pending`` groups of each thread."""
     observer = g.cta.launch.observer
     for lane in g.lanes.tolist():
         groups = g.bundle.bulk_groups.get(lane)
@@ -272,7 +265,6 @@ def wait_group(g: Group, pending: int) -> bool:
             for _, ticket in (item for group in due for item in group):
                 observer.join(g.cluster_warps()[0], ticket)
         g.bundle.bulk_groups[lane] = groups[len(due) :]
-    return True
 
 
 def _check_bulk(destination: int, source: int, size: int) -> None:
@@ -298,8 +290,6 @@ def copy_small(
     g: Group, destination: Any, source: Any, size: int, filled: int | None, site: Instruction
 ) -> None:
     """cp.async of 4, 8 or 16 bytes for each lane, done at once; bytes past ``filled`` are zero."""
-    from mlakern.emulator.access import load_global, store_shared
-
     width, count = (4, 1) if size == 4 else (8, size // 8)
     if filled == 0:
         zero: Any = (

@@ -531,3 +531,23 @@ def test_constant_and_global_variables() -> None:
         "k", (1, 1, 1), (4, 1, 1), memory=memory, parameters=[address.to_bytes(8, "little")]
     )
     np.testing.assert_array_equal(out, np.array([10, 20, 30, 40]) + 30 + 4)
+
+
+def test_state_space_of_a_generic_address() -> None:
+    got = per_thread("""
+        mov.u32 %r10, dynamic;
+        cvt.u64.u32 %rd20, %r10;
+        cvta.shared.u64 %rd20, %rd20;
+        isspacep.shared %p1, %rd20;
+        isspacep.global %p2, %rd20;
+        isspacep.global %p3, %rd1;
+        isspacep.local %p4, %rd1;
+        selp.b32 %r100, 1, 0, %p1;
+        selp.b32 %r3, 2, 0, %p2;
+        selp.b32 %r4, 4, 0, %p3;
+        selp.b32 %r5, 8, 0, %p4;
+        add.u32 %r100, %r100, %r3;
+        add.u32 %r100, %r100, %r4;
+        add.u32 %r100, %r100, %r5;
+    """)
+    np.testing.assert_array_equal(got, np.full(128, 1 + 4))

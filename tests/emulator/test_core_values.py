@@ -83,14 +83,8 @@ INTEGER: dict[str, tuple[str, Reference]] = {
     "neg": ("neg.s32 %r3, %r1;", lambda r1: -r1),
     "abs": ("abs.s32 %r3, %r1;", lambda r1: abs(s32(r1))),
     "min.s32": ("min.s32 %r3, %r1, %r2;", lambda r1, r2: min(s32(r1), s32(r2))),
-    "min.relu.s32": (
-        "min.relu.s32 %r3, %r1, %r2;",
-        lambda r1, r2: max(min(s32(r1), s32(r2)), 0),
-    ),
-    "max.relu.s32": (
-        "max.relu.s32 %r3, %r1, %r2;",
-        lambda r1, r2: max(s32(r1), s32(r2), 0),
-    ),
+    "min.relu": ("min.relu.s32 %r3, %r1, %r2;", lambda r1, r2: max(0, min(s32(r1), s32(r2)))),
+    "max.relu": ("max.relu.s32 %r3, %r1, %r2;", lambda r1, r2: max(0, s32(r1), s32(r2))),
     "max.u64": ("max.u64 %rd23, %rd21, %rd22;", lambda rd21, rd22: max(rd21, rd22)),
     "sad": ("sad.s32 %r3, %r1, %r2, 9;", lambda r1, r2: abs(s32(r1) - s32(r2)) + 9),
     "and": ("and.b32 %r3, %r1, -16777216;", lambda r1: r1 & 0xFF000000),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ptx_programs import kernel
 
-from mlakern.emulator import Module, PtxError, opcodes
+from mlakern.emulator import GlobalMemory, Module, PtxError, opcodes
 from mlakern.emulator.flow import Flow
 from mlakern.emulator.program import Both, FloatImm, Imm, Memory, Not, Reg, Sink, Special, Vector
 from mlakern.emulator.ptx import parse
@@ -141,11 +141,17 @@ def test_every_modifier_outside_the_table_is_refused() -> None:
             opcodes.lookup(f"{name}.nonsense", 3)
 
 
-def test_unsupported_operations_are_refused_when_code_is_made() -> None:
-    from mlakern.emulator import GlobalMemory
-
-    module = Module.from_ptx(kernel("cvt.rp.f32.f64 %f1, %fd1;\n ret;"))
-    with pytest.raises(PtxError, match=r"line \d+: cvt.rp.f32.f64 %f1, %fd1: .* not supported"):
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("cvt.rp.f32.f64 %f1, %fd1;", r"cvt.rp.f32.f64 %f1, %fd1: .* not supported"),
+        ("setmaxnreg.inc.sync.aligned.u32 100;", r"need a multiple of 8 from 24 to 256"),
+        ("mov.u32 %r1, %mystery;", r"special register %mystery is unknown; known: .*laneid"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_when_code_is_made(code: str, message: str) -> None:
+    module = Module.from_ptx(kernel(f"{code}\n ret;"))
+    with pytest.raises(PtxError, match=rf"line \d+: .*{message}"):
         module.launch("k", (1, 1, 1), (32, 1, 1), memory=GlobalMemory())
 
 

@@ -224,25 +224,26 @@ def _minmax(e: Emitter, i: Instruction, largest: bool) -> None:
     if kind in f"{FLOATS} {HALVES}".split():
         minmax_float(e, i, largest)
         return
-    width, form = bits_of(kind), form_of(kind)
-    values = sources(e, i, width)
-    if i.has("relu"):
-        if kind != "s32":
-            raise e.error(f".relu of type .{kind} is not supported")
-        function = _relu_maximum if largest else _relu_minimum
-        e.call(i.operands[0], function, form, *values)
-    elif e.scalar(*values):
-        e.compute(i.operands[0], f"{'max' if largest else 'min'}({{0}}, {{1}})", form, *values)
+    refused = [m for m in ("ftz", "NaN", "xorsign", "abs") if i.has(m)]
+    if refused or len(i.operands) > 3 or (i.has("relu") and kind != "s32"):
+        raise e.error("min and max of integers take two values, and .relu only of s32")
+    form = form_of(kind)
+    values = sources(e, i, bits_of(kind))
+    scalar, array = ("max", np.maximum) if largest else ("min", np.minimum)
+    if e.scalar(*values):
+        code = f"max({scalar}({{0}}, {{1}}), 0)" if i.has("relu") else f"{scalar}({{0}}, {{1}})"
+        e.compute(i.operands[0], code, form, *values)
+    elif i.has("relu"):
+        e.call(i.operands[0], _max_relu if largest else _min_relu, form, *values)
     else:
-        e.call(i.operands[0], np.maximum if largest else np.minimum, form, *values)
+        e.call(i.operands[0], array, form, *values)
 
 
-def _relu_minimum(a: Any, b: Any) -> Any:
-    """A negative result is clamped to 0 (PTX ISA, min: .relu)."""
+def _min_relu(a: Any, b: Any) -> Any:
     return np.maximum(np.minimum(a, b), 0)
 
 
-def _relu_maximum(a: Any, b: Any) -> Any:
+def _max_relu(a: Any, b: Any) -> Any:
     return np.maximum(np.maximum(a, b), 0)
 
 

@@ -6,7 +6,7 @@ from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.errors import Fault
 from mlakern.emulator.opcodes.bits import truth
 from mlakern.emulator.opcodes.table import Control, opcode
-from mlakern.emulator.program import Instruction
+from mlakern.emulator.program import Imm, Instruction
 
 
 @opcode("bra", "l", "", "uni", Control.JUMP)
@@ -76,8 +76,16 @@ def _nothing(e: Emitter, _: Instruction) -> None:
     """No effect on values."""
 
 
+@opcode("setmaxnreg", "s", "u32", "inc dec sync aligned", Control.CONVERGED)
+def setmaxnreg(e: Emitter, i: Instruction) -> None:
+    """No effect on values; the count must be one that hardware takes."""
+    e.converge()
+    count = i.operands[0]
+    if not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
+        raise e.error(f"got {count}, need a multiple of 8 from 24 to 256")
+
+
 for _name, _roles, _modifiers in (
-    ("setmaxnreg", "s", "inc dec sync aligned u32"),
     ("nanosleep", "s", "u32"),
     ("pmevent", "s", "mask"),
     ("griddepcontrol", "", "wait launch_dependents"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlakern.emulator import formats
-from mlakern.emulator.addresses import RANK_SHIFT, SHARED
+from mlakern.emulator.addresses import GLOBAL, LOCAL, PARAM, RANK_SHIFT, SHARED, WINDOW_SHIFT
 from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.opcodes.bits import truth
 from mlakern.emulator.opcodes.floating import (
@@ -110,12 +110,14 @@ def _word(value: int, width: int = 64) -> Value:
     return Value(width, "i", {"i": str(value)})
 
 
+_WINDOWS = {"global": GLOBAL, "const": GLOBAL, "shared": SHARED, "local": LOCAL, "param": PARAM}
+
+
 @opcode("isspacep", "d s", "", "global shared shared::cta shared::cluster const local param")
 def isspacep(e: Emitter, i: Instruction) -> None:
-    windows = {"global": 0, "const": 0, "local": 2, "param": 3}
-    window = _word(windows.get(i.modifiers[0], 1))
-    shift = _word(56)
-    e.predicate(i.operands[0], "{0} >> {1} == {2}", "u", e.read(i.operands[1], 64), shift, window)
+    window = _WINDOWS[i.modifiers[0].split("::")[0]] >> WINDOW_SHIFT
+    address, shift = e.read(i.operands[1], 64), _word(WINDOW_SHIFT)
+    e.predicate(i.operands[0], "{0} >> {1} == {2}", "u", address, shift, _word(window))
 
 
 @opcode("mapa", "d s s", "u32 u64", "shared::cluster")
