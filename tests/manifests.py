@@ -19,15 +19,17 @@ from mlakern.manifest import (
     TensorMapRule,
     Workspace,
 )
-from mlakern.signature import SIGNATURES, offsets
+from mlakern.signature import offsets, signatures
 from mlakern.sources import source_digest
 
 
 def sample_manifest(config: KernelConfig | None = None) -> Manifest:
     """A complete manifest with made-up build results."""
+    config = config or KernelConfig()
     return Manifest(
-        config=config or KernelConfig(),
-        kernels=(sample_kernel("attention"), sample_kernel("combine")),
+        config=config,
+        kernels=tuple(sample_kernel(config, role) for role in signatures(config)),
+        derived={"query_tiles": "seq_len_q // fold"},
         tensor_maps=(
             TensorMapRule(
                 parameter="c_rope",
@@ -62,8 +64,8 @@ def sample_manifest(config: KernelConfig | None = None) -> Manifest:
     )
 
 
-def sample_kernel(role: str) -> Kernel:
-    signature = SIGNATURES[role]
+def sample_kernel(config: KernelConfig, role: str) -> Kernel:
+    signature = signatures(config)[role]
     return Kernel(
         role=role,
         entry=f"mla_{role}",
@@ -71,6 +73,7 @@ def sample_kernel(role: str) -> Kernel:
             Argument(p.name, p.kind.label, at, p.kind.size, p.meaning)
             for p, at in zip(signature, offsets(signature), strict=True)
         ),
+        when="splits > 1",
         grid=("2 * query_tiles", "splits", "B"),
         block=(384, 1, 1),
         cluster=(2, 1, 1),

@@ -21,10 +21,12 @@ from mlakern.build.runner import Outcome, build
 from mlakern.config import KernelConfig
 from mlakern.cubin import CubinError
 from mlakern.matrix import BuildItem
-from mlakern.signature import COMBINE, SIGNATURES, Kind, Parameter, offsets
+from mlakern.signature import Kind, Parameter, offsets, signatures
 from mlakern.store import entry_directories, open_store
 
 CONFIG = KernelConfig()
+SIGNATURES = signatures(CONFIG)
+COMBINE = SIGNATURES["combine"]
 KEY = BuildKey(CONFIG, "ab" * 32, {"arch": "sm_100a"}, {"dsl": "1"})
 
 
@@ -94,7 +96,7 @@ class TestCubinFacts:
         facts = read_cubin(compiled.cubin)
         assert (facts.multiprocessor_version, facts.arch) == (100, "sm_100a")
         assert facts.assembler == f"V{distribution('nvidia-cuda-nvcc').version}"
-        assert len(facts.entries) == 2
+        assert set(facts.entries) == {kernel.entry for kernel in compiled.kernels}
         for kernel in compiled.kernels:
             entry = facts.entries[kernel.entry]
             signature = SIGNATURES[kernel.role]
@@ -151,7 +153,12 @@ class TestDescribe:
             "dsl": "1",
             "ptxas": f"V{distribution('nvidia-cuda-nvcc').version}",
         }
-        assert [kernel.role for kernel in manifest.kernels] == ["attention", "combine"]
+        assert [(kernel.role, kernel.when) for kernel in manifest.kernels] == [
+            ("attention", "True"),
+            ("combine", "splits > 1 and batch * seq_len_q * num_heads >= multiprocessors"),
+            ("combine_bands2", "splits > 1 and batch * seq_len_q * num_heads < multiprocessors"),
+        ]
+        assert list(manifest.derived) == ["query_tiles", "tile_rows"]
         attention = manifest.kernel("attention")
         assert [p.name for p in attention.parameters] == [p.name for p in SIGNATURES["attention"]]
         assert (attention.block, attention.cluster) == ((384, 1, 1), (2, 1, 1))
@@ -181,13 +188,13 @@ class TestDescribe:
                 r"need offset 0, size 4",
             ),
             (
-                (*COMBINE[:5], Parameter("num_heads", Kind.INT64, ""), *COMBINE[6:]),
-                r"parameter num_heads: got offset 40, size 4, need offset 40, size 8",
+                (*COMBINE[:6], Parameter("num_heads", Kind.INT64, ""), *COMBINE[7:]),
+                r"parameter num_heads: got offset 44, size 4, need offset 48, size 8",
             ),
-            (COMBINE[:-1], r"got 13 parameters, need 12"),
+            (COMBINE[:-1], r"got 17 parameters, need 16"),
             (
                 (*COMBINE, Parameter("more", Kind.INT32, "")),
-                r"got 13 parameters, need 14",
+                r"got 17 parameters, need 18",
             ),
         ],
     )
@@ -198,7 +205,7 @@ class TestDescribe:
         signature: tuple[Parameter, ...],
         message: str,
     ) -> None:
-        monkeypatch.setitem(describing.SIGNATURES, "combine", signature)
+        monkeypatch.setattr(describing, "signatures", lambda _: {**SIGNATURES, "combine": signature})
         with pytest.raises(BuildError, match=message):
             describe(CONFIG, compiled, KEY)
 
@@ -222,8 +229,8 @@ class TestDescribe:
         self,
         compiled: Compiled,
     ) -> None:
-        attention, combine = compiled.kernels
-        wrong = replace(compiled, kernels=(replace(attention, block=(256, 1, 1)), combine))
+        attention, *others = compiled.kernels
+        wrong = replace(compiled, kernels=(replace(attention, block=(256, 1, 1)), *others))
         with pytest.raises(BuildError, match=r"requires blocks of \(384, 1, 1\), need \(256, 1"):
             describe(CONFIG, wrong, KEY)
 
@@ -236,7 +243,8 @@ class TestDescribe:
         ptx = spilling_ptx(60, 24)
         kernel = replace(compiled.kernels[1], entry="spill")
         spilling = Compiled(ptx, assemble(ptx, "sm_100a", tmp_path), (kernel,), {})
-        monkeypatch.setitem(describing.SIGNATURES, "combine", (Parameter("at", Kind.POINTER, ""),))
+        signature = (Parameter("at", Kind.POINTER, ""),)
+        monkeypatch.setattr(describing, "signatures", lambda _: {"combine": signature})
         said = ptxas_says(ptx, tmp_path)
         message = rf"spill: registers spill \({said['spill_stores']} bytes stored"
         with pytest.raises(BuildError, match=message):

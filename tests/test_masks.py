@@ -65,15 +65,35 @@ def test_visible_lens() -> None:
     assert visible(Mask("visible"), 10, 2, 1, visible_len=0) == []
 
 
+@pytest.mark.parametrize("keys", [0, 1, 127, 128, 129, 255, 256, 257, 900])
+@pytest.mark.parametrize(("tokens", "window"), [(1, 0), (1, 127), (1, 128), (4, 3), (8, 300)])
+def test_key_tiles_hold_every_visible_key_and_no_tile_in_front(
+    keys: int, tokens: int, window: int
+) -> None:
+    for causal in (True, False):
+        mask = Mask("window", window_left=window, causal=causal)
+        seen = [k for t in range(tokens) for k in visible(mask, keys, tokens, t)]
+        tiles = mask.key_tiles(keys, tokens)
+        assert {k // 128 for k in seen} <= set(tiles)
+        if not causal and keys:
+            # The first token's window, whole: its first and its last key decide.
+            assert tiles == range(min(seen) // 128, (keys - 1) // 128 + 1)
+    assert Mask("causal").key_tiles(keys, tokens) == range(-(-keys // 128))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"kind": "diagonal"}, "mask: got 'diagonal', need one of plain, causal"),
-        ({"kind": "window"}, "window_left: got -1, need >= 0"),
+        ({"kind": "window"}, "window_left: got -1, need 0 to 2147483520"),
         ({"kind": "plain", "window_left": 3}, "window_left: got 3 with mask plain"),
         ({"kind": "causal", "cp_world": 2}, "cp_world: got 2 with mask causal"),
         ({"kind": "dcp", "cp_world": 2, "cp_rank": 2}, "cp_rank: got 2 of cp_world 2"),
         ({"kind": "dcp", "cp_interleave": 0}, "cp_interleave: got 0"),
+        (
+            {"kind": "dcp", "cp_world": 1 << 16, "cp_interleave": 1 << 15},
+            "cp_interleave: got 32768 with cp_world 65536, need >= 1 and a product <= 2147483520",
+        ),
     ],
 )
 def test_values_that_do_not_belong(arguments: dict[str, object], message: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mlakern.division import Division
 from mlakern.masks import Mask
 from mlakern.reference import Attention, Numerics, exact, merge, modelled, round_to
 
@@ -34,6 +35,13 @@ def attention(
         softmax_scale=SCALE,
         output_scale=0.75,
     )
+
+
+def split(a: Attention, splits: int) -> Division:
+    """Every request in this many runs."""
+    _, tokens, heads, _ = a.query.shape
+    tiles = [range(-(-len(keys) // 128)) for keys in a.keys]
+    return Division.even(tiles, [splits] * len(tiles), query_tiles=1, tile_rows=tokens * heads)
 
 
 def e4m3(values: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -77,7 +85,7 @@ def test_exact_is_the_definition() -> None:
 def test_modelled_is_near_exact(splits: int, threshold: float) -> None:
     a = attention((300, 128, 1), heads=5, tokens=2, spread=2.0)
     want = exact(a)
-    got = modelled(a, Numerics(splits=splits, rescale_threshold=threshold))
+    got = modelled(a, Numerics(rescale_threshold=threshold), split(a, splits))
     assert relative_l2(got.out, want.out) < 2.5e-2
     seen = want.lse > -np.inf
     assert np.abs(got.lse[seen] - want.lse[seen]).max() < 1e-4
@@ -94,7 +102,8 @@ def test_modelled_without_the_rounding_of_p_is_exact(monkeypatch: pytest.MonkeyP
     a = attention((300, 640), heads=3, tokens=2, spread=3.0)
     want = exact(a)
     for splits, threshold in itertools.product((1, 2, 4), (0.0, 3.0, 8.0)):
-        got = modelled(a, Numerics(splits=splits, rescale_threshold=threshold, out_dtype="float32"))
+        numerics = Numerics(rescale_threshold=threshold, out_dtype="float32")
+        got = modelled(a, numerics, split(a, splits))
         assert relative_l2(got.out, want.out) < 2e-6
         np.testing.assert_allclose(got.lse, want.lse, atol=5e-6)
 
@@ -163,7 +172,7 @@ def test_a_row_that_sees_its_first_key_late_takes_that_maximum() -> None:
 @pytest.mark.parametrize("splits", [1, 4])
 def test_a_row_without_keys_is_zero_and_minus_infinity(splits: int) -> None:
     a = attention((0, 1, 200), tokens=3)
-    for result in (exact(a), modelled(a, Numerics(splits=splits))):
+    for result in (exact(a), modelled(a, Numerics(), split(a, splits))):
         for b, t in ((0, 0), (0, 2), (1, 0), (1, 1)):
             assert (result.out[b, t] == 0).all()
             assert (result.lse[b, t] == -np.inf).all()
@@ -196,8 +205,9 @@ def test_merge_joins_disjoint_key_sets() -> None:
 
 def test_partials_are_rounded_to_their_type() -> None:
     a = attention((256,), heads=4)
-    wide = modelled(a, Numerics(splits=2, out_dtype="float32")).out
-    narrow = modelled(a, Numerics(splits=2, out_dtype="float32", partial_dtype="float16")).out
+    halves = Numerics(out_dtype="float32", partial_dtype="float16")
+    wide = modelled(a, Numerics(out_dtype="float32"), split(a, 2)).out
+    narrow = modelled(a, halves, split(a, 2)).out
     error = relative_l2(narrow, wide)
     assert 5e-5 < error < 5e-4  # half precision: 2^-11 at most, about 2e-4 on average
 
@@ -213,5 +223,5 @@ def test_speed_on_a_full_tile() -> None:
     a = attention((300,), heads=128)
     modelled(a, Numerics())
     start = time.perf_counter()
-    modelled(a, Numerics(splits=2))
+    modelled(a, Numerics(), split(a, 2))
     assert time.perf_counter() - start < 0.05  # 3 ms when alone

@@ -25,7 +25,8 @@ from mlakern.validation import backends
 from mlakern.validation.backends import EmulatorBackend
 from mlakern.validation.compare import Output
 from mlakern.validation.gpu import GpuBackend
-from mlakern.validation.problem import MODEL_SCALE, Problem
+from mlakern.validation.problem import Problem
+from mlakern.validation.spec import MODEL_SCALE
 
 GOOD = KernelConfig(page_size=64)
 WRONG = KernelConfig(page_size=32)
@@ -49,7 +50,7 @@ SEEN: list[tuple[EmulatorBackend, Problem]] = []
 
 def execute(self: EmulatorBackend, entry: backends.Entry, problem: Problem) -> Output:
     SEEN.append((self, problem))
-    result = modelled(problem.attention, Numerics(splits=problem.plan.splits))
+    result = modelled(problem.attention, Numerics(), problem.division)
     wrong = 0.5 if entry.manifest.config == WRONG else 0.0
     out = (result.out + wrong).astype(ml_dtypes.bfloat16)
     return Output(out, "bfloat16", result.lse.astype(np.float32))
@@ -173,7 +174,8 @@ def test_races_are_looked_for_in_small_problems(
         ((GOOD.name, "--all"), "CONFIG excludes --all"),
         ((GOOD.name, "--page-size", "64"), "CONFIG excludes page_size"),
         (("--page-size", "63"), "page_size: got 63, need one of 16, 32, 64, 128"),
-        (("--mask", "window"), "no kernel for this mask yet"),
+        (("--mask", "diagonal"), "mask: got 'diagonal', need one of plain, causal, window"),
+        ((GOOD.name, "--multiprocessors", "0"), "multiprocessors: got 0, need an integer from 1"),
         ((GOOD.name, "--seq-lens", "3,x"), "got '3,x', need integers separated by commas"),
         ((GOOD.name, "--heads", "129"), "num_heads: got 129, need an integer from 1 to 128"),
         ((GOOD.name, "--backend", "tpu"), "'tpu'"),
@@ -219,7 +221,7 @@ def test_plan_prints_what_the_planner_decides() -> None:
         KernelConfig(pack_q=True), [130, 8192], num_heads=96, seq_len_q=4, multiprocessors=148
     )
     assert json.loads(done.stdout) == made.as_dict()
-    assert made.as_dict()["attention_grid"] == [6, 11, 2]
+    assert made.as_dict()["grids"] == {"attention": [6, 11, 2], "combine": [384, 2, 1]}
 
 
 def test_plan_by_batch_and_longest_and_as_a_table() -> None:
@@ -235,7 +237,8 @@ def test_plan_by_batch_and_longest_and_as_a_table() -> None:
         ((), "seq_lens: got none, need host lengths, or batch= and max_seq_len="),
         (("--seq-lens", "5", "--heads", "300"), "num_heads: got 300, need an integer from 1 to"),
         (("--seq-lens", "5", "--splits", "0"), "splits: got 0"),
-        (("--seq-lens", "5", "--tile-m", "64"), "no kernel with tile_m 64 yet"),
+        (("--seq-lens", "5", "--tile-m", "64", "--no-pack-q"), "num_heads: got 128 with tile_m 64"),
+        (("--seq-lens", "5", "--mask", "window"), "window_left: got -1, need 0 to"),
     ],
 )
 def test_plan_usage_errors(arguments: tuple[str, ...], message: str) -> None:

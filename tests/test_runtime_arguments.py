@@ -15,13 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifests import sample_manifest
 
-from mlakern.config import KernelConfig
+from mlakern.config import MASKS, SCHEDULES, KernelConfig
+from mlakern.launch_rules import workspace_rule
 from mlakern.manifest import Argument, Manifest
-from mlakern.planning import Plan, plan, workspace_rule
-from mlakern.runtime.arguments import Launch, Scalars, Tensors, build_launches, pack
+from mlakern.masks import Mask
+from mlakern.planning import Plan, plan
+from mlakern.runtime.arguments import Launch, Scalars, build_launches, pack
 from mlakern.runtime.arrays import ArrayView
 from mlakern.runtime.tensor_maps import map_rules, query_map, query_rows
-from mlakern.signature import SIGNATURES, Kind
+from mlakern.runtime.tensors import Tensors
+from mlakern.signature import Kind, signatures
 from mlakern.tensormap import Swizzle, TensorMap
 
 DEVICE = "cuda:0"
@@ -61,7 +64,18 @@ def tensors_for(p: Plan, *, joined: bool = True, token_padding: int = 0) -> Tens
         out=ArrayView.dense(0x4000000, (batch, tokens, heads, 512), p.config.out_dtype, DEVICE),
         lse=ArrayView.dense(0x5000004, (batch, tokens, heads), "float32", DEVICE),
         workspace=ArrayView.dense(0x6000000, (p.workspace_size,), "uint8", DEVICE),
+        **mask_arrays(p),
     )
+
+
+def mask_arrays(p: Plan) -> dict[str, ArrayView]:
+    """What the mask of the plan's kernel needs."""
+    if p.config.mask == "dcp":
+        return {"causal_seqs": ArrayView.dense(0x7000000, (p.batch,), "int32", DEVICE)}
+    if p.config.mask == "visible":
+        shape = (p.batch, p.seq_len_q)
+        return {"local_visible_lens": ArrayView.dense(0x7100000, shape, "int32", DEVICE)}
+    return {}
 
 
 def make_plan(config: KernelConfig | None = None, **changes: Any) -> Plan:
@@ -72,8 +86,11 @@ def make_plan(config: KernelConfig | None = None, **changes: Any) -> Plan:
 SCALARS = Scalars(softmax_scale=0.25, output_scale=1.5, lse_base="e", rescale_threshold=4.0)
 
 
-def launches(p: Plan, tensors: Tensors, scalars: Scalars = SCALARS) -> tuple[Launch, ...]:
-    return build_launches(manifest_of(p.config), p, tensors, scalars, device=DEVICE)
+def launches(
+    p: Plan, tensors: Tensors, scalars: Scalars = SCALARS, mask: Mask | None = None
+) -> tuple[Launch, ...]:
+    mask = mask or Mask(p.config.mask, window_left=p.window_left)
+    return build_launches(manifest_of(p.config), p, tensors, scalars, mask, device=DEVICE)
 
 
 def decoded(launch: Launch) -> dict[str, Any]:
@@ -87,13 +104,23 @@ def decoded(launch: Launch) -> dict[str, Any]:
     }
 
 
-def test_every_parameter_has_the_size_its_signature_says() -> None:
-    p = make_plan()
-    for launch, role in zip(launches(p, tensors_for(p)), SIGNATURES, strict=True):
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_parameter_has_the_size_its_signature_says(mask: str, schedule: str) -> None:
+    config = KernelConfig(mask=mask, schedule=schedule)
+    window = 5 if mask == "window" else -1
+    splits = None if schedule == "work_list" else 3
+    p = make_plan(config, splits=splits, window_left=window)
+    made = launches(p, tensors_for(p))
+    planner = ["planner"] if schedule == "work_list" else []
+    # 64 output rows leave multiprocessors idle: two CTAs for each.
+    assert [launch.kernel.role for launch in made] == [*planner, "attention", "combine_bands2"]
+    for launch in made:
+        signature = signatures(config)[launch.kernel.role]
         sizes = [128 if isinstance(v, TensorMap) else len(v) for v in launch.parameters]
-        assert sizes == [parameter.kind.size for parameter in SIGNATURES[role]]
+        assert sizes == [parameter.kind.size for parameter in signature]
         assert [isinstance(v, TensorMap) for v in launch.parameters] == [
-            parameter.kind is Kind.TENSOR_MAP for parameter in SIGNATURES[role]
+            parameter.kind is Kind.TENSOR_MAP for parameter in signature
         ]
 
 
@@ -106,7 +133,7 @@ def test_values_by_hand() -> None:
         (384, 1, 1),
         (2, 1, 1),
     )
-    assert (combine.entry, combine.grid) == ("mla_combine", (2 * 16, 2, 1))
+    assert (combine.entry, combine.grid) == ("mla_combine_bands2", (2 * 16, 2, 2))
     lse_offset = 2 * 2 * 16 * 3 * 512 * 4
     expected = {
         "block_tables": 0x3000004,
@@ -115,10 +142,13 @@ def test_values_by_hand() -> None:
         "lse": 0x5000004,
         "partial_out": 0x6000000,
         "partial_lse": 0x6000000 + lse_offset,
+        "batch": 2,
         "num_heads": 16,
         "seq_len_q": 2,
+        "query_tiles": 1,
+        "tile_rows": 32,
         "splits": 3,
-        "fold": 2,
+        "block_split_kvs": 0,
         "q_row_extent": 32,
         "q_box_rows": 64,
         "block_table_stride": 11,
@@ -137,6 +167,69 @@ def test_values_by_hand() -> None:
     assert decoded(combine) == shared
 
 
+def test_many_rows_are_combined_by_one_cta_each() -> None:
+    # 2 * 64 * 2 rows on 148 multiprocessors.
+    combine = launches(p := make_plan(num_heads=64), tensors_for(p))[1]
+    assert (combine.entry, combine.grid) == ("mla_combine", (2 * 64, 2, 1))
+
+
+def dense(address: int, *shape: int, dtype: str = "int32") -> ArrayView:
+    return ArrayView.dense(address, shape, dtype, DEVICE)
+
+
+def test_masks_by_hand() -> None:
+    config = KernelConfig(mask="window")
+    p = make_plan(config, window_left=77)
+    for causal in (True, False):
+        mask = Mask("window", window_left=77, causal=causal)
+        for launch in launches(p, tensors_for(p), mask=mask):
+            got = decoded(launch)
+            assert got["window_left"] == 77
+            assert got["window_causal"] == int(causal)
+    p = make_plan(KernelConfig(mask="dcp"))
+    mask = Mask("dcp", cp_world=8, cp_rank=5, cp_interleave=16)
+    got = decoded(launches(p, tensors_for(p), mask=mask)[0])
+    names = ("causal_seqs", "cp_world", "cp_rank", "cp_interleave")
+    assert [got[name] for name in names] == [0x7000000, 8, 5, 16]
+    p = make_plan(KernelConfig(mask="visible"))
+    assert decoded(launches(p, tensors_for(p))[0])["local_visible_lens"] == 0x7100000
+
+
+def test_splits_of_each_request_reach_both_kernels() -> None:
+    p = make_plan(KernelConfig(schedule="persistent"))
+    tensors = replace(tensors_for(p), block_split_kvs=dense(0x8000004, 2))
+    made = launches(p, tensors)
+    assert [decoded(launch)["block_split_kvs"] for launch in made] == [0x8000004] * 2
+    # Six items for 74 clusters.
+    assert [launch.grid for launch in made] == [(12, 1, 1), (32, 2, 2)]
+
+
+def test_a_work_list_is_planned_on_the_device_or_given() -> None:
+    p = make_plan(KernelConfig(schedule="work_list"), splits=None, multiprocessors=10)
+    tensors = tensors_for(p)
+    # Five clusters: 8 slots of 32 rows, the list behind them.
+    at = 0x6000000 + p.workspace.work_list_offset
+    assert p.workspace.work_list_offset == 8 * 32 * 512 * 4 + 8 * 32 * 4
+    made = launches(p, tensors)
+    assert [launch.kernel.role for launch in made] == ["planner", "attention", "combine"]
+    assert [decoded(launch)["work_list"] for launch in made] == [at] * 3
+    assert [decoded(launch)["clusters"] for launch in made] == [5] * 3
+    assert [launch.grid for launch in made] == [(1, 1, 1), (10, 1, 1), (32, 2, 1)]
+    # 6 + 2 + 2 words up to 16, then 8 for each of up to 2 + 4 items.
+    assert p.work_list_words == 16 + 8 * 6
+    given = launches(p, replace(tensors, work_list=dense(0x9000000, 64)))
+    assert [launch.kernel.role for launch in given] == ["attention", "combine"]
+    assert [decoded(launch)["work_list"] for launch in given] == [0x9000000] * 2
+
+
+def test_one_cluster_divides_nothing() -> None:
+    p = make_plan(KernelConfig(schedule="work_list"), splits=None, multiprocessors=1)
+    planner, attention = launches(p, tensors_for(p))
+    assert (planner.grid, attention.grid) == ((1, 1, 1), (2, 1, 1))
+    assert decoded(attention)["partial_out"] == 0
+    assert decoded(attention)["work_list"] == 0x6000000
+
+
 def test_one_split_passes_no_workspace_and_launches_once() -> None:
     p = make_plan(splits=1)
     (attention,) = launches(p, replace(tensors_for(p), workspace=None, lse=None))
@@ -146,8 +239,9 @@ def test_one_split_passes_no_workspace_and_launches_once() -> None:
 
 def test_pdl_is_a_launch_choice() -> None:
     p = make_plan()
+    mask = Mask("causal")
     made = build_launches(
-        manifest_of(p.config), p, tensors_for(p), SCALARS, device=DEVICE, pdl=True
+        manifest_of(p.config), p, tensors_for(p), SCALARS, mask, device=DEVICE, pdl=True
     )
     assert [launch.pdl for launch in made] == [True, True]
     assert [launch.pdl for launch in launches(p, tensors_for(p))] == [False, False]
@@ -286,7 +380,7 @@ def test_map_rules_of_the_manifest_give_the_maps(
         ]
         assert all(rule_stride == stride for rule_stride, stride in used)
     assert [rule.parameter for rule in map_rules(config)] == [
-        q.name for q in SIGNATURES["attention"] if q.kind is Kind.TENSOR_MAP
+        q.name for q in signatures(config)["attention"] if q.kind is Kind.TENSOR_MAP
     ]
 
 
@@ -370,7 +464,30 @@ REFUSALS = [
         changed("lse", strides=(64, 128, 4)),
         "lse: got strides of [64, 128, 4] bytes for shape [2, 2,",
     ),
-    (lambda t: replace(t, workspace=None), "workspace: got none, need 393984 bytes for 3 splits"),
+    (
+        lambda t: replace(t, workspace=None),
+        "workspace: got none, need 393984 bytes: 6 partial results and 0 words of a work list",
+    ),
+    (
+        lambda t: replace(t, causal_seqs=dense(64, 2)),
+        "causal_seqs: got an array with a kernel of mask causal, need dcp",
+    ),
+    (
+        lambda t: replace(t, local_visible_lens=dense(64, 2, 2)),
+        "local_visible_lens: got an array with a kernel of mask causal, need visible",
+    ),
+    (
+        lambda t: replace(t, work_list=dense(64, 2)),
+        "work_list: got an array with a kernel of schedule grid, need work_list",
+    ),
+    (
+        lambda t: replace(t, block_split_kvs=dense(64, 3)),
+        "block_split_kvs: got shape [3], need [2]",
+    ),
+    (
+        lambda t: replace(t, block_split_kvs=dense(64, 2, dtype="int64")),
+        "block_split_kvs: got dtype int64, need int32",
+    ),
     (changed("workspace", shape=(393983,)), "workspace: got 393983 bytes, need 393984"),
     (
         changed("workspace", dtype="float32"),
@@ -393,6 +510,56 @@ def test_refused_tensors(change: Any, message: str) -> None:
     with pytest.raises(ValueError) as error:
         launches(p, change(tensors_for(p)))
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("mask", "tensor", "view", "message"),
+    [
+        ("dcp", "causal_seqs", None, "causal_seqs: got none, need [2] int32 for mask dcp"),
+        ("dcp", "causal_seqs", dense(64, 2, 2), "causal_seqs: got shape [2, 2], need [2]"),
+        ("dcp", "causal_seqs", dense(66, 2), "causal_seqs: got address 0x42, need a multiple of 4"),
+        ("visible", "local_visible_lens", None, "local_visible_lens: got none, need [2, 2] int32"),
+        (
+            "visible",
+            "local_visible_lens",
+            dense(64, 2),
+            "local_visible_lens: got shape [2], need [2, 2]",
+        ),
+        (
+            "visible",
+            "local_visible_lens",
+            ArrayView(64, (2, 2), (16, 4), "int32", DEVICE),
+            "local_visible_lens: got strides of [16, 4] bytes",
+        ),
+    ],
+)
+def test_refused_arrays_of_masks(
+    mask: str, tensor: str, view: ArrayView | None, message: str
+) -> None:
+    p = make_plan(KernelConfig(mask=mask))
+    with pytest.raises(ValueError) as error:
+        launches(p, replace(tensors_for(p), **{tensor: view}))
+    assert str(error.value).startswith(message)
+
+
+def test_a_work_list_is_as_long_as_the_plan_says_and_excludes_splits() -> None:
+    p = make_plan(KernelConfig(schedule="work_list"), splits=None, multiprocessors=10)
+    with pytest.raises(ValueError, match=r"^work_list: got shape \[63\], need \[64\]"):
+        launches(p, replace(tensors_for(p), work_list=dense(64, 63)))
+    with pytest.raises(ValueError, match=r"^block_split_kvs: got an array .* schedule work_list, "):
+        launches(p, replace(tensors_for(p), block_split_kvs=dense(64, 2)))
+    short = ArrayView.dense(0x6000000, (p.workspace_size - 1,), "uint8", DEVICE)
+    with pytest.raises(ValueError, match=rf"^workspace: got .* need {p.workspace_size}"):
+        launches(p, replace(tensors_for(p), workspace=short))
+
+
+def test_a_mask_of_another_kernel_or_window_is_refused() -> None:
+    p = make_plan()
+    with pytest.raises(ValueError, match=r"^mask: got plain, need causal, the kernel's"):
+        launches(p, tensors_for(p), mask=Mask("plain"))
+    p = make_plan(KernelConfig(mask="window"), window_left=9)
+    with pytest.raises(ValueError, match=r"^window_left: got 8, need 9, the plan's; try plan\("):
+        launches(p, tensors_for(p), mask=Mask("window", window_left=8))
 
 
 @pytest.mark.parametrize(
@@ -432,7 +599,9 @@ def test_one_scattered_query_tensor_scatters_both() -> None:
 def test_a_plan_of_another_kernel_is_refused() -> None:
     p = make_plan(KernelConfig(mask="plain"))
     with pytest.raises(ValueError, match=r"^plan: got one for mla_sm100a_m128_p64_plain"):
-        build_launches(manifest_of(KernelConfig()), p, tensors_for(p), SCALARS, device=DEVICE)
+        build_launches(
+            manifest_of(KernelConfig()), p, tensors_for(p), SCALARS, Mask("plain"), device=DEVICE
+        )
 
 
 def test_packed_rows_refuse_padded_tokens() -> None:
@@ -447,7 +616,7 @@ def test_scattered_tokens_need_an_even_number_of_heads_or_tiles_of_one_token() -
         launches(p, tensors_for(p, token_padding=16))
     single = make_plan(num_heads=3, fold=1)
     got = decoded(launches(single, tensors_for(single, token_padding=16))[0])
-    assert (got["fold"], got["q_row_extent"], got["q_box_rows"]) == (1, 3, 64)
+    assert (got["tile_rows"], got["q_row_extent"], got["q_box_rows"]) == (3, 3, 64)
 
 
 def test_the_cuda_array_interface_names_no_device() -> None:

@@ -13,29 +13,21 @@ import pytest
 from manifests import sample_manifest
 
 from mlakern.config import KernelConfig
+from mlakern.launch_rules import workspace_rule
 from mlakern.manifest import Manifest
-from mlakern.planning import plan as make_plan
-from mlakern.planning import workspace_rule
 from mlakern.reference import Numerics, Result, exact, modelled
 from mlakern.tensormap import TensorMap
 from mlakern.validation.backends import launches_of, mapped_ranges, place
 from mlakern.validation.buffers import Buffer
 from mlakern.validation.compare import BOUNDS, Measured, Output, compare
-from mlakern.validation.problem import LAYOUTS, Problem, ProblemSpec, make_problem
+from mlakern.validation.problem import Problem, make_problem
 from mlakern.validation.run import validate
+from mlakern.validation.spec import LAYOUTS, ProblemSpec
 
 
 def problem(spec: ProblemSpec, config: KernelConfig | None = None) -> Problem:
     config = config or KernelConfig()
-    plan = make_plan(
-        config,
-        spec.seq_lens,
-        num_heads=spec.num_heads,
-        seq_len_q=spec.seq_len_q,
-        multiprocessors=148,
-        splits=spec.splits,
-    )
-    return make_problem(spec, config, plan)
+    return make_problem(spec, config, spec.plan(config, multiprocessors=148))
 
 
 SPEC = ProblemSpec(num_heads=3, seq_len_q=2, seq_lens=(130, 0, 300, 64))
@@ -256,8 +248,7 @@ class ModelBackend:
         maps = [v for v in launch.parameters if isinstance(v, TensorMap)]
         assert [m.extents[0] for m in maps] == [512, 64, 512, 64]
         config = entry.manifest.config
-        numerics = Numerics(splits=p.plan.splits, out_dtype=config.out_dtype)
-        result = modelled(p.attention, numerics)
+        result = modelled(p.attention, Numerics(out_dtype=config.out_dtype), p.division)
         out = (result.out + self.offset).astype(ml_dtypes.bfloat16)
         return Output(out, "bfloat16", result.lse.astype(np.float32))
 

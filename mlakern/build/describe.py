@@ -32,12 +32,11 @@ def describe(
     for what, arch in (("cubin", facts.arch), ("PTX", target(compiled.ptx))):
         if arch != config.arch:
             raise BuildError(f"{config.name}: {what} is for {arch}, need {config.arch}")
-    by_role = {kernel.role: kernel for kernel in compiled.kernels}
     return Manifest(
         config=config,
         kernels=tuple(
-            _kernel(config, by_role[role], compiled.ptx, facts, allow_spills)
-            for role in signatures(config)
+            _kernel(config, kernel, compiled.ptx, facts, allow_spills)
+            for kernel in compiled.kernels
         ),
         derived=launch_rules.derived_rules(config),
         tensor_maps=map_rules(config),

@@ -16,11 +16,11 @@ from mlakern.config import KernelConfig
 from mlakern.emulator import DeadlockError, EmulatorError
 from mlakern.emulator.races import RaceError
 from mlakern.manifest import Manifest
-from mlakern.planning import plan as make_plan
 from mlakern.store import Entry
 from mlakern.validation.backends import EmulatorBackend
 from mlakern.validation.compare import Output
-from mlakern.validation.problem import Problem, ProblemSpec, make_problem
+from mlakern.validation.problem import Problem, make_problem
+from mlakern.validation.spec import ProblemSpec
 
 CONFIG = KernelConfig(mask="plain")
 NEEDED = (
@@ -55,8 +55,7 @@ def entry(find_kernel: Callable[[KernelConfig], Entry]) -> Entry:
 def problem() -> Problem:
     """Several key tiles in one run, the last one partly filled, the maximum rising."""
     spec = ProblemSpec(num_heads=128, seq_lens=(700,), splits=1, values="ramp")
-    plan = make_plan(CONFIG, spec.seq_lens, num_heads=128, multiprocessors=148, splits=1)
-    return make_problem(spec, CONFIG, plan)
+    return make_problem(spec, CONFIG, spec.plan(CONFIG, multiprocessors=148))
 
 
 def run(entry: Entry, text: str, problem: Problem, **options: int) -> Output:

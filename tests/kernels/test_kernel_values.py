@@ -15,14 +15,14 @@ import pytest
 
 from mlakern.config import KernelConfig
 from mlakern.manifest import Manifest
-from mlakern.planning import plan as make_plan
 from mlakern.reference import exact, merge
 from mlakern.runtime.arguments import Scalars
 from mlakern.store import Entry
 from mlakern.validation.backends import EmulatorBackend
 from mlakern.validation.compare import Output
-from mlakern.validation.problem import LAYOUTS, MODEL_SCALE, ProblemSpec, make_problem
+from mlakern.validation.problem import make_problem
 from mlakern.validation.run import validate
+from mlakern.validation.spec import LAYOUTS, MODEL_SCALE, ProblemSpec
 
 Find = Callable[[KernelConfig], Entry]
 
@@ -199,14 +199,7 @@ def test_a_missing_fence_is_found(fence: str, find_kernel: Find) -> None:
 
 
 def run(find_kernel: Find, config: KernelConfig, spec: ProblemSpec) -> Output:
-    plan = make_plan(
-        config,
-        spec.seq_lens,
-        num_heads=spec.num_heads,
-        seq_len_q=spec.seq_len_q,
-        multiprocessors=148,
-        splits=spec.splits,
-    )
+    plan = spec.plan(config, multiprocessors=148)
     return EmulatorBackend().execute(find_kernel(config), make_problem(spec, config, plan))
 
 
@@ -227,8 +220,7 @@ def test_splits_change_rounding_only(find_kernel: Find) -> None:
 def test_results_over_disjoint_keys_merge_by_lse(find_kernel: Find) -> None:
     """Two calls over halves of the keys, merged on the host, are the call over all of them."""
     spec = ProblemSpec(num_heads=3, seq_lens=(200, 150), splits=1)
-    plan = make_plan(PLAIN, spec.seq_lens, num_heads=3, multiprocessors=148, splits=1)
-    problem = make_problem(spec, PLAIN, plan)
+    problem = make_problem(spec, PLAIN, spec.plan(PLAIN, multiprocessors=148))
     # Both requests see the first request's query: their keys are two shards of one request.
     query = problem.fields["q_latent"].buffer.image.reshape(2, -1)
     query[1] = query[0]
