@@ -1,7 +1,7 @@
 # Everything is installed into $(VENV) and built under build_out/; nothing else is written to.
 PYTHON ?= python3
 VENV ?= .venv
-SET ?= default
+MATRIX ?= default
 STORE ?= build_out/kernels
 JOBS ?= $(shell nproc)
 
@@ -13,7 +13,7 @@ READY := $(VENV)/ready
 help:
 	@echo "make run       build a small set of kernels and validate it"
 	@echo "make test      run the tests (test-all: the slow ones too)"
-	@echo "make kernels   build the kernels of SET ($(SET)) into STORE ($(STORE))"
+	@echo "make kernels   build the kernels of the set MATRIX ($(MATRIX)) into STORE ($(STORE))"
 	@echo "make lint      ruff and mypy (format: let ruff rewrite)"
 	@echo "make wheel     a wheel with the kernels of the set release"
 	@echo "make clean     remove what these made"
@@ -26,7 +26,7 @@ $(READY): pyproject.toml
 	touch $@
 
 kernels: $(READY)
-	$(BIN)/mlakern build --set $(SET) --jobs $(JOBS) --out $(STORE)
+	$(BIN)/mlakern build --set $(MATRIX) --jobs $(JOBS) --out $(STORE)
 
 run: kernels
 	$(BIN)/mlakern run --all --store $(STORE)

@@ -124,7 +124,13 @@ class TestBuild:
             config = KernelConfig(page_size=size)
             assert open_store(root).find(config).manifest.config == config
             assert config.name in result.stdout
-        assert f"3 of 3 present in {root}" in result.stdout
+        size = open_store(root).find(CONFIG).manifest.cubin.size
+        lines = result.stdout.splitlines()
+        assert lines[-1] == (
+            f"cubins: {3 * size / 1e6:.1f} MB, the largest {size / 1e3:.1f} kB "
+            f"({KernelConfig(page_size=16).name})"
+        )
+        assert lines[-2].startswith(f"3 of 3 present in {root}, after ")
         assert len(entry_directories(root)) == 3
 
     def test_json(self, matrix: Path, root: Path) -> None:
@@ -234,7 +240,8 @@ class TestList:
         assert by_path[str(serving)]["origin"] == "path given"
         assert by_path[str(shadowed)]["origin"] == "MLAKERN_CACHE_DIR"
         assert by_path[str(serving)]["cubin_bytes"] == len(sample_cubin())
-        assert by_path[str(serving)]["registers"] == {"attention": 168, "combine": 168}
+        roles = ("attention", "combine", "combine_bands2")
+        assert by_path[str(serving)]["registers"] == dict.fromkeys(roles, 168)
         text = call("list", "--store", root).stdout
         for path in (serving, stale, damaged, shadowed, foreign):
             assert path.name in text

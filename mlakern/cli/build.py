@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,21 @@ def build(
             items = load_matrix(matrix or _MATRIX).select(sets or ("default",), archs, shard)
         except MatrixError as error:
             stop(ExitCode.USAGE, str(error))
+    start = time.monotonic()
     outcomes = _run(items, root, jobs)
+    seconds = time.monotonic() - start
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if as_json:
-        emit_json({"store": str(root), "results": [_document(outcome) for outcome in outcomes]})
+        emit_json(
+            {
+                "store": str(root),
+                "seconds": round(seconds, 3),
+                "results": [_document(outcome) for outcome in outcomes],
+            }
+        )
     else:
-        _print_table(outcomes, root)
+        _print_table(outcomes)
+        output.print(_totals(outcomes, root, seconds), markup=False, soft_wrap=True)
     for outcome in failed:
         console.rule(f"[red]{outcome.config.name}")
         console.print(outcome.error, outcome.log, sep="\n", markup=False)
@@ -125,8 +135,8 @@ def _document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print_table(outcomes: Sequence[Outcome], root: Path) -> None:
-    table = Table("configuration", "result", title=f"store {root}", title_justify="left")
+def _print_table(outcomes: Sequence[Outcome]) -> None:
+    table = Table("configuration", "result")
     for name in ("registers", "spilled B", "shared B", "cubin KiB", "s"):
         table.add_column(name, justify="right")
     for outcome in outcomes:
@@ -144,6 +154,18 @@ def _print_table(outcomes: Sequence[Outcome], root: Path) -> None:
         table.add_row(
             outcome.config.name, f"[{colour}]{outcome.status}", *cells, f"{outcome.seconds:.1f}"
         )
-    failed = sum(outcome.status == "failed" for outcome in outcomes)
     output.print(table)
-    output.print(f"{len(outcomes) - failed} of {len(outcomes)} present in {root}", markup=False)
+
+
+def _totals(outcomes: Sequence[Outcome], root: Path, seconds: float) -> str:
+    """How many there are, and what they weigh."""
+    present = [manifest for outcome in outcomes if (manifest := _manifest(outcome))]
+    lines = [f"{len(present)} of {len(outcomes)} present in {root}, after {seconds:.0f} s"]
+    if present:
+        largest = max(present, key=lambda manifest: manifest.cubin.size)
+        total = sum(manifest.cubin.size for manifest in present)
+        lines.append(
+            f"cubins: {total / 1e6:.1f} MB, the largest {largest.cubin.size / 1e3:.1f} kB "
+            f"({largest.config.name})"
+        )
+    return "\n".join(lines)
