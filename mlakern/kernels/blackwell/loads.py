@@ -50,13 +50,7 @@ def load_k(cta: Cta) -> None:
         pages = _page_numbers(cta, work, work.first)
         for i in cutlass.range(work.count, unroll=1):
             stage, parity = ring(done + i, operands.k_stages)
-            if cutlass.const_expr(operands.shares_values):
-                tail = work.has_tail & (i == work.count - 1)
-                if tail & elected:
-                    values = operands.value_blocks * V_BLOCK_BYTES
-                    prims.mbarrier_arrive_expect_tx(tail_full, values)
-            else:
-                tail = Boolean(False)
+            tail = work.has_tail & (i == work.count - 1)
             for group in operands.key_groups:
                 cta.wait(f"{group.name}_empty", parity ^ 1, stage)
                 _load_k_group(cta, group, pages, stage, elected, tail, tail_full)
@@ -184,6 +178,10 @@ def _load_k_group(
         if tail:
             if elected:
                 prims.mbarrier_arrive(full)
+                # Only now that the stage is free is the tail before last done with its barrier.
+                if cutlass.const_expr(group is operands.key_groups[0]):
+                    values = operands.value_blocks * V_BLOCK_BYTES
+                    prims.mbarrier_arrive_expect_tx(tail_full, values)
             _copy_k_boxes(cta, group, pages, stage, elected, tail_full)
         else:
             if elected:
