@@ -69,14 +69,28 @@ __device__ void wait(uint64_t* full, int parity) {
 
 __device__ float log2_or_minus_infinity(float x) { return x > 0 ? log2f(x) : -INFINITY; }
 
+__device__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// The division of a request's key tiles: `per` in a run, `count` runs that hold keys.
+struct Runs {
+    int tiles, per, count;
+    __device__ Runs(int length, int splits, const int* block_split_kvs, int request) {
+        if (block_split_kvs) splits = max(1, min(block_split_kvs[request], splits));
+        tiles = ceil_div(length, kKeys);
+        per = ceil_div(tiles, splits);
+        count = tiles ? ceil_div(tiles, per) : 0;
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(kThreads) stand_in_attention(
     const __grid_constant__ CUtensorMap q_latent, const __grid_constant__ CUtensorMap q_rope,
     const __grid_constant__ CUtensorMap c_latent, const __grid_constant__ CUtensorMap c_rope,
     const int* block_tables, const int* seq_lens, __nv_bfloat16* out, float* lse,
-    float* partial_out, float* partial_lse, int num_heads, int seq_len_q, int splits, int fold,
-    int q_row_extent, int q_box_rows, int64_t block_table_stride, int64_t out_stride_batch,
-    int64_t out_stride_token, int64_t out_stride_head, float output_scale, float lse_factor,
-    float softmax_scale_log2, float rescale_threshold, float p_prescale_log2) {
+    float* partial_out, float* partial_lse, int batch, int num_heads, int seq_len_q,
+    int query_tiles, int tile_rows, int splits, const int* block_split_kvs, int q_row_extent,
+    int q_box_rows, int64_t block_table_stride, int64_t out_stride_batch, int64_t out_stride_token,
+    int64_t out_stride_head, float output_scale, float lse_factor, float softmax_scale_log2,
+    float rescale_threshold, float p_prescale_log2) {
     extern __shared__ uint8_t raw[];
     uint8_t* q = reinterpret_cast<uint8_t*>((uintptr_t(raw) + 1023) / 1024 * 1024);
     uint8_t* k = q + kRows * 576;
@@ -86,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) stand_in_attention(
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     const int tile = blockIdx.x / 2, split = blockIdx.y, request = blockIdx.z;
     const int length = seq_lens[request];
-    const int tiles = (length + kKeys - 1) / kKeys, per = (tiles + splits - 1) / splits;
-    const int first = split * per, last = min(first + per, tiles);
+    const Runs runs(length, splits, block_split_kvs, request);
+    const int first = split * runs.per, last = min(first + runs.per, runs.tiles);
     if (threadIdx.x == 0) {
         asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared(&full)));
         asm volatile("fence.mbarrier_init.release.cluster;");
@@ -95,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) stand_in_attention(
         for (int row = 0; row < kRows; row += q_box_rows) {
             int at = rank * kRows + row, outer = 0, index = tile;
             if (PACKED) {
-                at += tile * 128, index = 0;
+                at += tile * tile_rows, index = 0;
             } else {
                 outer = at / q_row_extent, at %= q_row_extent;
             }
@@ -108,9 +122,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) stand_in_attention(
     wait(&full, 0);
 
     const int row = threadIdx.x / 4, quarter = threadIdx.x % 4;
-    const int position = (PACKED ? tile * 128 : 0) + rank * kRows + row;
-    const int token = position / num_heads + (PACKED ? 0 : tile * fold), head = position % num_heads;
-    const bool exists = PACKED ? token < seq_len_q : position < fold * num_heads;
+    const int in_tile = rank * kRows + row, position = tile * tile_rows + in_tile;
+    const int token = position / num_heads, head = position % num_heads;
+    const bool exists = in_tile < tile_rows && token < seq_len_q;
     const int upper = CAUSAL ? length - (seq_len_q - 1) + token : length;
     float top = -INFINITY, total = 0, o[kColumns] = {};
     for (int t = first, phase = 1; t < last; ++t, phase ^= 1) {
@@ -156,9 +170,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) stand_in_attention(
     const float log_sum = log2_or_minus_infinity(total) - p_prescale_log2 +
                           (top == -INFINITY ? 0 : top * softmax_scale_log2);
     const int64_t flat = (int64_t(request) * seq_len_q + token) * num_heads + head;
-    if (splits > 1) {
-        if (first >= last) return;
-        const int64_t part = flat * splits + split;
+    const bool final = runs.count <= 1;
+    if (first >= last && !(final && split == 0)) return;
+    if (!final) {
+        const int slot = (request * query_tiles + tile) * splits + split;
+        const int64_t part = int64_t(slot) * tile_rows + in_tile;
         for (int c = 0; c < kColumns; ++c) partial_out[part * 512 + quarter * kColumns + c] = o[c] * inverse;
         if (quarter == 0) partial_lse[part] = log_sum;
         return;
@@ -169,26 +185,46 @@ extern "C" __global__ void __launch_bounds__(kThreads) stand_in_attention(
     if (lse && quarter == 0) lse[flat] = log_sum * lse_factor;
 }
 
-extern "C" __global__ void stand_in_combine(
-    const int* seq_lens, __nv_bfloat16* out, float* lse, const float* partial_out,
-    const float* partial_lse, int num_heads, int seq_len_q, int splits, int64_t out_stride_batch,
-    int64_t out_stride_token, int64_t out_stride_head, float output_scale, float lse_factor) {
-    const int token = blockIdx.x / num_heads, head = blockIdx.x % num_heads, request = blockIdx.y;
-    const int tiles = (seq_lens[request] + kKeys - 1) / kKeys, per = (tiles + splits - 1) / splits;
-    const int used = tiles ? (tiles + per - 1) / per : 0;
-    const int64_t flat = (int64_t(request) * seq_len_q + token) * num_heads + head;
-    float top = -INFINITY, total = 0, o[4] = {};
-    for (int s = 0; s < used; ++s) top = fmaxf(top, partial_lse[flat * splits + s]);
+// One block for each output row and band of columns.
+#define COMBINE(NAME, BANDS)                                                                          \
+    extern "C" __global__ void NAME(                                                                  \
+        const int* seq_lens, __nv_bfloat16* out, float* lse, const float* partial_out,                \
+        const float* partial_lse, int batch, int num_heads, int seq_len_q, int query_tiles,           \
+        int tile_rows, int splits, const int* block_split_kvs, int64_t out_stride_batch,              \
+        int64_t out_stride_token, int64_t out_stride_head, float output_scale, float lse_factor) {    \
+        const int token = blockIdx.x / num_heads, head = blockIdx.x % num_heads;                      \
+        __nv_bfloat16* to = out + blockIdx.y * out_stride_batch + token * out_stride_token +          \
+                            head * out_stride_head;                                                   \
+        combine<BANDS>(seq_lens, to, lse, partial_out, partial_lse, num_heads * seq_len_q,            \
+                       query_tiles, tile_rows, splits, block_split_kvs, output_scale, lse_factor);    \
+    }
+
+template <int BANDS>
+__device__ void combine(const int* seq_lens, __nv_bfloat16* to, float* lse, const float* partial_out,
+                        const float* partial_lse, int rows, int query_tiles, int tile_rows, int splits,
+                        const int* block_split_kvs, float output_scale, float lse_factor) {
+    constexpr int kEach = 4 / BANDS;  // columns of a thread
+    const int position = blockIdx.x, request = blockIdx.y;
+    const int column = (blockIdx.z * blockDim.x + threadIdx.x) * kEach;
+    const Runs runs(seq_lens[request], splits, block_split_kvs, request);
+    if (runs.count <= 1) return;
+    const int slot = (request * query_tiles + position / tile_rows) * splits;
+    const int64_t first = int64_t(slot) * tile_rows + position % tile_rows;
+    float top = -INFINITY, total = 0, o[kEach] = {};
+    for (int s = 0; s < runs.count; ++s) top = fmaxf(top, partial_lse[first + s * tile_rows]);
     if (top == -INFINITY) top = 0;
-    for (int s = 0; s < used; ++s) {
-        const float weight = exp2f(partial_lse[flat * splits + s] - top);
+    for (int s = 0; s < runs.count; ++s) {
+        const int64_t part = first + s * tile_rows;
+        const float weight = exp2f(partial_lse[part] - top);
         if (weight == 0) continue;
         total += weight;
-        for (int i = 0; i < 4; ++i)
-            o[i] += weight * partial_out[(flat * splits + s) * 512 + threadIdx.x * 4 + i];
+        for (int i = 0; i < kEach; ++i) o[i] += weight * partial_out[part * 512 + column + i];
     }
     const float factor = total > 0 ? output_scale / total : 0;
-    __nv_bfloat16* to = out + request * out_stride_batch + token * out_stride_token + head * out_stride_head;
-    for (int i = 0; i < 4; ++i) to[threadIdx.x * 4 + i] = __float2bfloat16(o[i] * factor);
-    if (lse && threadIdx.x == 0) lse[flat] = (log2_or_minus_infinity(total) + top) * lse_factor;
+    for (int i = 0; i < kEach; ++i) to[column + i] = __float2bfloat16(o[i] * factor);
+    if (lse && column == 0)
+        lse[int64_t(request) * rows + position] = (log2_or_minus_infinity(total) + top) * lse_factor;
 }
+
+COMBINE(stand_in_combine, 1)
+COMBINE(stand_in_combine_bands2, 2)

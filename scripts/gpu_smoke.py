@@ -18,21 +18,23 @@ import numpy as np
 import torch
 
 from mlakern.config import KernelConfig
+from mlakern.launch_rules import derived_rules, grid_rules, launch_conditions, workspace_rule
+from mlakern.limits import LIMITS
 from mlakern.manifest import Argument, FileFacts, Kernel, Manifest, Provenance
-from mlakern.planning import LIMITS, grid_rules, workspace_rule
 from mlakern.reference import Attention, exact
 from mlakern.runtime import api, driver
 from mlakern.runtime.arguments import Scalars
 from mlakern.runtime.decode import load
 from mlakern.runtime.tensor_maps import map_rules
-from mlakern.signature import SIGNATURES, offsets
+from mlakern.signature import offsets, signatures
 from mlakern.validation.gpu import GpuBackend
-from mlakern.validation.problem import LAYOUTS, MODEL_SCALE, ProblemSpec
 from mlakern.validation.run import validate
+from mlakern.validation.spec import LAYOUTS, MODEL_SCALE, ProblemSpec
 
 SOURCE = Path(__file__).with_suffix(".cu")
 SHARED = 64 * 576 + 128 * 576 + 64 * 128 * 4 + 1024
-SHAPES = {"attention": (256, (2, 1, 1), SHARED), "combine": (128, (1, 1, 1), 0)}
+COMBINE = (128, (1, 1, 1), 0)
+SHAPES = {"attention": (256, (2, 1, 1), SHARED), "combine": COMBINE, "combine_bands2": COMBINE}
 
 
 @dataclass(frozen=True)
@@ -80,19 +82,19 @@ def compiled(config: KernelConfig, arch: str) -> bytes:
 def manifest_of(config: KernelConfig) -> Manifest:
     nothing = FileFacts("", 0, "")
     kernels = []
-    for role, signature in SIGNATURES.items():
+    for role, signature in signatures(config).items():
         block, cluster, shared = SHAPES[role]
         arguments = tuple(
             Argument(p.name, p.kind.label, at, p.kind.size, p.meaning)
             for p, at in zip(signature, offsets(signature), strict=True)
         )
-        grid = grid_rules(config)[role]
         kernels.append(
             Kernel(
                 role,
                 f"stand_in_{role}",
                 arguments,
-                grid,
+                launch_conditions(config)[role],
+                grid_rules(config)[role],
                 (block, 1, 1),
                 cluster,
                 shared,
@@ -107,6 +109,7 @@ def manifest_of(config: KernelConfig) -> Manifest:
     return Manifest(
         config=config,
         kernels=tuple(kernels),
+        derived=derived_rules(config),
         tensor_maps=map_rules(config),
         workspace=workspace_rule(config),
         limits=LIMITS,

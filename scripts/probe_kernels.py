@@ -8,11 +8,12 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.experimental import primitives as prims
 
+from mlakern.config import KernelConfig
 from mlakern.kernels.arguments import Arguments, placeholders
 from mlakern.kernels.combine import Combine
 from mlakern.kernels.device import exp2, log2, wait
 from mlakern.kernels.program import DTYPES
-from mlakern.signature import COMBINE, Kind, Parameter
+from mlakern.signature import Kind, Parameter, combine_signature
 
 SHARED_BYTES = 16384
 
@@ -109,10 +110,12 @@ def math_host() -> Any:
 
 def combine_host(partial: str, out: str) -> Any:
     """The package's combine kernel on its own."""
-    combine = Combine()
+    config = KernelConfig(partial_dtype=partial, out_dtype=out)
+    combine = Combine(config)
     named(Combine.kernel, "probe_combine")
     types = {
         "seq_lens": Int32,
+        "block_split_kvs": Int32,
         "out": DTYPES[out],
         "lse": Float32,
         "partial_out": DTYPES[partial],
@@ -121,7 +124,7 @@ def combine_host(partial: str, out: str) -> Any:
 
     @cute.jit
     def launch(stream: Any) -> None:
-        combine.kernel(placeholders(COMBINE, types)).launch(
+        combine.kernel(placeholders(combine_signature(config), types)).launch(
             grid=(1, 1, 1), block=Combine.block, stream=stream
         )
 

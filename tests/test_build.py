@@ -205,7 +205,8 @@ class TestDescribe:
         signature: tuple[Parameter, ...],
         message: str,
     ) -> None:
-        monkeypatch.setattr(describing, "signatures", lambda _: {**SIGNATURES, "combine": signature})
+        changed = {**SIGNATURES, "combine": signature}
+        monkeypatch.setattr(describing, "signatures", lambda _: changed)
         with pytest.raises(BuildError, match=message):
             describe(CONFIG, compiled, KEY)
 

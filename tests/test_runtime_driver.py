@@ -275,7 +275,7 @@ class Store:
 
 def test_load_reserves_shared_memory_of_every_kernel(recorder: Recorder) -> None:
     decode = load(Store(), KernelConfig())
-    assert recorder.shared == [1000, 1000]
+    assert recorder.shared == [1000, 1000, 1000]
     assert decode.plan([8192], num_heads=16).splits == 32  # of 148 multiprocessors
     assert decode.device == 0
 
@@ -369,6 +369,62 @@ def test_mla_decode_chooses_the_kernel_and_launches_it(monkeypatch: pytest.Monke
     assert [launch.grid for launch, _ in seen[2:]] == [(8, 3, 2), (384, 2, 1)]
 
 
+def words(launch: Launch) -> dict[str, int]:
+    """The integers and addresses among a launch's parameters."""
+    return {
+        parameter.name: int.from_bytes(value, "little", signed=True)
+        for parameter, value in zip(launch.kernel.parameters, launch.parameters, strict=True)
+        if isinstance(value, bytes) and parameter.kind != "float32"
+    }
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_mla_decode_passes_masks_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = prepared_launches(monkeypatch)
+
+    def called(**changes: Any) -> tuple[str, dict[str, int]]:
+        seen.clear()
+        api.mla_decode(**gpu_arrays(**changes), stream=5)
+        (config, _) = list(api._loaded)[-1]
+        return config.mask, words(seen[0][0])
+
+    mask, got = called(window_left=300, causal_mask=False)
+    assert (mask, got["window_left"], got["window_causal"]) == ("window", 300, 0)
+    mask, got = called(window_left=300)
+    assert (mask, got["window_causal"]) == ("window", 1)
+    lengths = ArrayView.dense(0x7000, (2,), "int32", "cuda:0")
+    mask, got = called(cp_world=4, cp_rank=3, cp_interleave_size=64, causal_seqs=lengths)
+    assert mask == "dcp"
+    assert [got[n] for n in ("causal_seqs", "cp_world", "cp_rank", "cp_interleave")] == [
+        0x7000, 4, 3, 64,
+    ]  # fmt: skip
+    visible = ArrayView.dense(0x8000, (2, 4), "int32", "cuda:0")
+    mask, got = called(local_visible_lens=visible)
+    assert (mask, got["local_visible_lens"]) == ("visible", 0x8000)
+
+
+@pytest.mark.usefixtures("recorder")
+def test_a_loaded_kernel_plans_on_the_device_unless_given_a_work_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = prepared_launches(monkeypatch)
+    decode = load(Store(), KernelConfig(schedule="work_list", mask="plain"))
+    plan = decode.plan([300, 9], num_heads=96, seq_len_q=4)
+    arguments = gpu_arrays()
+    del arguments["workspace_buffer"], arguments["max_seq_len"]
+    workspace = gpu_view((plan.workspace_size,), "uint8")
+    decode(**arguments, plan=plan, workspace=workspace, enable_pdl=True, stream=3)
+    listed = ArrayView.dense(0x9000, (plan.work_list_words,), "int32", "cuda:0")
+    decode(**arguments, plan=plan, workspace=workspace, work_list=listed, stream=3)
+    assert [launch.kernel.role for launch, _ in seen] == [
+        "planner", "attention", "combine", "attention", "combine",
+    ]  # fmt: skip
+    assert [launch.pdl for launch, _ in seen] == [True] * 3 + [False] * 2
+    assert [words(launch)["work_list"] for launch, _ in seen[3:]] == [0x9000] * 2
+    with pytest.raises(ValueError, match="causal_mask: got True, need False for a kernel of mask"):
+        decode(**arguments, plan=plan, workspace=workspace, causal_mask=True)
+
+
 def test_mla_decode_does_not_load_under_capture(preloaded: Recorder) -> None:
     preloaded.capturing = True
     with pytest.raises(RuntimeError, match=r"not loaded yet.*call mlakern.preload\(\[config\]\)"):
@@ -412,7 +468,14 @@ def test_a_call_is_checked_and_packed_once_for_the_same_arguments(
         ({"softmax_scale": None}, "softmax_scale: got none, need a number"),
         ({"out": None}, "out: got none, need an array of shape [2, 4, 96, 512]"),
         ({"return_lse": True}, "lse: got none, need an array of shape [2, 4, 96] and type float32"),
-        ({"window_left": 128}, "mla_sm100a_m128_p64_window_packed_grid_f32_bf16: no kernel for th"),
+        ({"window_left": 2}, "window_left: got 2 with seq_len_q 4, need >= 3"),
+        ({"window_left": -3}, "window_left: got -3, need 0 to"),
+        ({"cp_world": 2}, "causal_seqs: got none, need [2] int32 for mask dcp"),
+        ({"cp_world": 2, "causal_mask": False}, "causal_mask: got False, need True for a kernel"),
+        (
+            {"local_visible_lens": gpu_view((2,), "int32")},
+            "local_visible_lens: got shape [2], need",
+        ),
         ({"window_left": 9, "cp_world": 2}, "mask: got window and dcp in one call"),
         ({"cp_world": 2, "cp_rank": 2}, "cp_rank: got 2 of cp_world 2"),
         ({"query": gpu_view((4, 96, 576), "uint8")}, "query: got shape [4, 96, 576], need"),

@@ -414,7 +414,7 @@ class TestKey:
         assert KEY.digest
         (document,) = texts
         assert document.pop("key_schema") == 1
-        assert document.pop("manifest_schema") == 1
+        assert document.pop("manifest_schema") == 2
         assert document == {
             "config": CONFIG.as_dict(),
             "sources": "ab",
