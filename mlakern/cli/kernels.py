@@ -94,12 +94,26 @@ def list_kernels(store_path: Path | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("config", type=ConfigName(), metavar="NAME")
+@click.option(
+    "--performance", is_flag=True, help="Instructions of the main loops, and what limits."
+)
+@click.option("--sass", is_flag=True, help="The main loops' instructions.")
 @store_option
 @json_option
-def show(config: KernelConfig, store_path: Path | None, as_json: bool) -> None:
-    """Describe the kernel that serves the configuration NAME; --json prints its manifest."""
+def show(
+    config: KernelConfig, performance: bool, sass: bool, store_path: Path | None, as_json: bool
+) -> None:
+    """Describe the kernel that serves the configuration NAME.
+
+    With --json its manifest, with --performance --json the performance report.
+    """
+    if sass and as_json:
+        raise click.UsageError("--sass excludes --json; try --performance --json")
     try:
         entry = open_store(store_path).find(config)
+        if performance or sass:
+            _show_performance(entry, performance, sass, as_json)
+            return
     except StoreError as error:
         stop(ExitCode.UNAVAILABLE, str(error))
     if as_json:
@@ -108,6 +122,25 @@ def show(config: KernelConfig, store_path: Path | None, as_json: bool) -> None:
     output.print(_summary(entry), markup=False)
     for kernel in entry.manifest.kernels:
         output.print(_parameter_table(kernel))
+
+
+def _show_performance(entry: Entry, performance: bool, sass: bool, as_json: bool) -> None:
+    from mlakern.cli.performance import print_report, print_sass
+    from mlakern.performance.disassembly import DisassemblyError
+    from mlakern.performance.profile import profile
+    from mlakern.performance.report import report
+
+    try:
+        measured = profile(entry.manifest, entry.load_cubin())
+    except DisassemblyError as error:
+        stop(ExitCode.UNAVAILABLE, str(error))
+    if as_json:
+        emit_json(report(measured))
+        return
+    if performance:
+        print_report(report(measured))
+    if sass:
+        print_sass(measured)
 
 
 @click.command()
