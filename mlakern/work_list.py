@@ -2,9 +2,10 @@
 
 Units are the (request, query tile) pairs in order, each as long as its request's key tiles (an
 empty request counts as one, for the cluster that writes its result). The units laid end to end are
-cut into even shares, one for each cluster; a cut that would leave a single tile of its unit moves
-to the unit's end. So no cluster has more than the even share and one tile, short and long requests
-cost what they contain, and most short requests stay whole.
+cut into even shares, one for each cluster. A partial result costs as much as reading a tile,
+so a cut with a single tile of its unit on one side moves to that end of the unit. No cluster has
+more than the even share and one tile: a cut does not move up if the one before it moved down. So
+short and long requests cost what they contain, and most short requests stay whole.
 
 The list is int32 words, all in one buffer:
 
@@ -124,11 +125,24 @@ def _cuts(lengths: Sequence[int], clusters: int) -> list[int]:
         position += length
         ends.append(position)
     cuts = []
-    unit = 0
+    unit = move = 0
     for cluster in range(clusters + 1):
         cut = min(cluster * share, total)
         while unit < len(ends) - 1 and ends[unit] <= cut:
             unit += 1
-        inside = cut > ends[unit] - lengths[unit]
-        cuts.append(ends[unit] if inside and ends[unit] - cut == 1 else cut)
+        after = ends[unit] - cut
+        move = cut_move(lengths[unit] - after, after, move)
+        cuts.append(cut + move)
     return cuts
+
+
+def cut_move(before: int, after: int, move_before: int) -> int:
+    """By how many tiles a cut moves that has this many tiles of its unit on its sides.
+
+    move_before: what the cut before it moved by.
+    """
+    if before == 0 or after == 0:
+        return 0
+    if after == 1 and move_before != -1:
+        return 1
+    return -1 if before == 1 else 0

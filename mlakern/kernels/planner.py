@@ -29,9 +29,10 @@ CUTS = MAX_CLUSTERS + 1  # one more: the end
 # Words of shared memory.
 _SCAN = 0  # one for each warp, then the carry of the chunks before
 _POSITION = _SCAN + WARPS + 1
-_INSIDE = _POSITION + CUTS  # 1: the cut lies inside a unit
+_INSIDE = _POSITION + CUTS  # tiles of its unit before it; in the end 1: it lies inside the unit
 _UNIT = _INSIDE + CUTS  # of an inside cut its unit; else the unit that begins there
-_CUTS_BEFORE = _UNIT + CUTS  # cuts inside units, before this one
+_AFTER = _UNIT + CUTS  # tiles of its unit after it
+_CUTS_BEFORE = _AFTER + CUTS  # cuts inside units, before this one
 _SPLITS_BEFORE = _CUTS_BEFORE + CUTS  # units with a cut inside, by the cuts before this one
 _WORDS = _SPLITS_BEFORE + CUTS
 
@@ -137,6 +138,7 @@ def _clear_cuts(args: Arguments, words: Any, thread: Int32) -> None:
     for cut in cutlass.range(thread, args.clusters + 1, THREADS, unroll=1):
         (words + (_POSITION + cut)).store(Int32(0x7FFFFFFF))
         (words + (_INSIDE + cut)).store(Int32(0))
+        (words + (_AFTER + cut)).store(Int32(0))
         (words + (_UNIT + cut)).store(args.batch * args.query_tiles)
 
 
@@ -147,28 +149,31 @@ def _own_cuts(args: Arguments, words: Any, request: Requests, share: Int32) -> N
     last = cutlass.min(ceil_div(end, share), args.clusters + 1)
     for cut in cutlass.range(ceil_div(request.start, share), last, unroll=1):
         position = cut * share
-        query_tile, inside = divmod_positive(position - request.start, request.length)
-        unit = request.number * args.query_tiles + query_tile
-        # A cut that leaves one tile of its unit moves to the unit's end.
-        moves = (inside != 0) & (request.length - inside == 1)
-        if moves:
-            position = position + 1
-            inside = Int32(0)
-            unit = unit + 1
+        query_tile, before = divmod_positive(position - request.start, request.length)
         (words + (_POSITION + cut)).store(position)
-        (words + (_INSIDE + cut)).store(Int32(inside != 0))
-        (words + (_UNIT + cut)).store(unit)
+        (words + (_INSIDE + cut)).store(before)
+        (words + (_AFTER + cut)).store(request.length - before)
+        (words + (_UNIT + cut)).store(request.number * args.query_tiles + query_tile)
 
 
 @cute.jit
 def _count_cuts(args: Arguments, words: Any) -> None:
-    """Running counts over the cuts; at most 256 of them, so one thread will do."""
-    cuts, splits, split_unit = Int32(0), Int32(0), Int32(-1)
+    """Moves the cuts (work_list.cut_move) and counts them; one thread runs this: at most 256."""
+    cuts, splits, split_unit, move = Int32(0), Int32(0), Int32(-1), Int32(0)
     for cut in cutlass.range(args.clusters + 1, unroll=1):
+        before, after = (words + (_INSIDE + cut)).load(), (words + (_AFTER + cut)).load()
+        unit = (words + (_UNIT + cut)).load()
+        up = (before != 0) & (after == 1) & (move != -1)
+        down = (before == 1) & (after != 0) & ~up
+        move = cutlass.select_(up, Int32(1), cutlass.select_(down, Int32(-1), Int32(0)))
+        inside = (before != 0) & (move == 0)
+        position = (words + (_POSITION + cut)).load()
+        (words + (_POSITION + cut)).store(position + move)
+        (words + (_INSIDE + cut)).store(Int32(inside))
+        (words + (_UNIT + cut)).store(cutlass.select_(up, unit + 1, unit))
         (words + (_CUTS_BEFORE + cut)).store(cuts)
         (words + (_SPLITS_BEFORE + cut)).store(splits)
-        if (words + (_INSIDE + cut)).load() != 0:
-            unit = (words + (_UNIT + cut)).load()
+        if inside:
             cuts = cuts + 1
             splits = cutlass.select_(unit != split_unit, splits + 1, splits)
             split_unit = unit
