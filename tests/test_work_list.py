@@ -82,8 +82,8 @@ def test_shares_are_even_and_cover_every_tile_once(seed: int) -> None:
         if len(members) == 1:
             assert members[0].slot == -1
         else:
-            # A run of one tile would cost a partial of its own: the last one has more.
-            assert members[-1].count > 1
+            # A run of one tile would cost a partial of its own: the first one has more.
+            assert members[0].count > 1
             assert words[clusters + 1 + units + unit] == members[0].slot
             slots += [item.slot for item in members]
     assert slots == list(range(len(slots)))
