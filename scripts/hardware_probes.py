@@ -5,7 +5,7 @@
 
 `build` leaves cubins and, for each launch, its parameters, inputs and the emulator's outputs; `run`
 needs numpy and cuda-bindings only. Probes: TMA boxes (swizzles, unaligned box rows, out of bounds),
-approximate functions and conversions, and the combine kernel.
+approximate functions and conversions, the combine kernel and the work-list planner.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def build(directory: Path) -> int:
         (directory / f"{name}.cubin").write_bytes(cubin)
         modules[name] = ptx
     probes = []
-    for probe in (*box_probes(), *math_probes(), *combine_probes()):
+    for probe in (*box_probes(), *math_probes(), *combine_probes(), *planner_probes()):
         emulate(modules[probe.module], probe)
         probes.append(probe)
         print(f"emulated {probe.name}")
@@ -91,10 +91,11 @@ def compile_module(host: Any) -> tuple[str, bytes]:
 
 
 def probe_modules() -> dict[str, Any]:
-    from probe_kernels import box_host, combine_host, math_host
+    from probe_kernels import box_host, combine_host, math_host, planner_host
 
     modules = {f"boxes{rank}": box_host(rank) for rank in (3, 5)}
     modules["math"] = math_host()
+    modules["planner"] = planner_host()
     for partial in ("float32", "float16"):
         for out in ("bfloat16", "float8_e4m3fn"):
             modules[f"combine_{partial}_{out}"] = combine_host(partial, out)
@@ -270,6 +271,44 @@ def combine_probes() -> Iterator[Probe]:
                     ulps={"out": 1, "lse": 2},
                     absolute={"lse": 2.0**-20},
                 )
+
+
+def planner_probes() -> Iterator[Probe]:
+    """Random batches; the emulator's words are compared with the host planner's elsewhere."""
+    from mlakern import work_list
+    from mlakern.config import KernelConfig
+    from mlakern.kernels.planner import Planner
+    from mlakern.signature import planner_signature
+
+    rng = np.random.default_rng(5)
+    for number in range(40):
+        batch = int(rng.integers(257, 600) if number % 8 == 0 else rng.integers(1, 65))
+        query_tiles = int(rng.choice([1, 1, 2, 3]))
+        clusters = int(rng.choice([1, 2, 7, 66, 74, 132, 255]))
+        lengths = np.exp2(rng.uniform(0, 17, batch)).astype(np.int32)
+        lengths[rng.random(batch) < 0.1] = 0
+        values = {
+            "batch": batch, "num_heads": 16, "seq_len_q": 1, "query_tiles": query_tiles,
+            "tile_rows": 16, "clusters": clusters,
+        }  # fmt: skip
+        words = work_list.size_words(clusters, batch * query_tiles)
+        yield Probe(
+            name=f"planner: {batch} requests, {query_tiles} query tiles, {clusters} clusters",
+            module="planner",
+            entry="probe_planner_0",
+            grid=(1, 1, 1),
+            block=Planner.block,
+            dynamic_shared=Planner.shared_bytes,
+            parameters=[
+                ("buffer", p.name, 0)
+                if p.kind.label == "pointer"
+                else int(values[p.name]).to_bytes(4, "little")
+                for p in planner_signature(KernelConfig(schedule="work_list"))
+            ],
+            inputs={"seq_lens": lengths},
+            expected={"work_list": np.full(words, np.iinfo(np.uint32).max, np.uint32)},
+            ulps={"work_list": 0},
+        )
 
 
 # --- running ------------------------------------------------------------------------------------

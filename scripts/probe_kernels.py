@@ -12,8 +12,9 @@ from mlakern.config import KernelConfig
 from mlakern.kernels.arguments import Arguments, placeholders
 from mlakern.kernels.combine import Combine
 from mlakern.kernels.device import exp2, log2, wait
+from mlakern.kernels.planner import Planner
 from mlakern.kernels.program import DTYPES
-from mlakern.signature import Kind, Parameter, combine_signature
+from mlakern.signature import Kind, Parameter, combine_signature, planner_signature
 
 SHARED_BYTES = 16384
 
@@ -126,6 +127,22 @@ def combine_host(partial: str, out: str) -> Any:
     def launch(stream: Any) -> None:
         combine.kernel(placeholders(combine_signature(config), types)).launch(
             grid=(1, 1, 1), block=Combine.block, stream=stream
+        )
+
+    return launch
+
+
+def planner_host() -> Any:
+    """The package's work-list planner on its own."""
+    config = KernelConfig(schedule="work_list")
+    planner = Planner(config)
+    named(Planner.kernel, "probe_planner")
+
+    @cute.jit
+    def launch(stream: Any) -> None:
+        types = {"seq_lens": Int32, "work_list": Int32}
+        planner.kernel(placeholders(planner_signature(config), types)).launch(
+            grid=(1, 1, 1), block=Planner.block, stream=stream
         )
 
     return launch
