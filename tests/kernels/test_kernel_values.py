@@ -6,25 +6,21 @@ entries, outputs and workspace filled with NaN, page table rows that end at the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from kernel_cases import Case, Find, scalars
 
 from mlakern.config import KernelConfig
 from mlakern.manifest import Manifest
 from mlakern.reference import exact, merge
-from mlakern.runtime.arguments import Scalars
-from mlakern.store import Entry
 from mlakern.validation.backends import EmulatorBackend
 from mlakern.validation.compare import Output
 from mlakern.validation.problem import make_problem
 from mlakern.validation.run import validate
-from mlakern.validation.spec import LAYOUTS, MODEL_SCALE, ProblemSpec
-
-Find = Callable[[KernelConfig], Entry]
+from mlakern.validation.spec import LAYOUTS, ProblemSpec
 
 CAUSAL = KernelConfig()
 PLAIN = KernelConfig(mask="plain")
@@ -33,34 +29,6 @@ PAGES_16 = KernelConfig(page_size=16, partial_dtype="float16")
 PAGES_32 = KernelConfig(page_size=32, mask="plain", out_dtype="float8_e4m3fn")
 PAGES_128 = KernelConfig(page_size=128, pack_q=True, partial_dtype="float16")
 E4M3_SPLIT = KernelConfig(page_size=128, partial_dtype="float16", out_dtype="float8_e4m3fn")
-
-
-def scalars(**changes: Any) -> Scalars:
-    return replace(Scalars(MODEL_SCALE), **changes)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A problem for a configuration; `what` it is there for is its name."""
-
-    what: str
-    config: KernelConfig = CAUSAL
-    heads: int = 16
-    tokens: int = 1
-    lengths: tuple[int, ...] = (130, 300)
-    splits: int | None = 1
-    more: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def spec(self) -> ProblemSpec:
-        return ProblemSpec(
-            num_heads=self.heads,
-            seq_len_q=self.tokens,
-            seq_lens=self.lengths,
-            splits=self.splits,
-            **self.more,
-        )
-
 
 # Lengths around a key tile (128) and around the end of a page.
 EDGES = (1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257)
@@ -132,16 +100,13 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
 def test_values(case: Case, find_kernel: Find) -> None:
-    report = validate(find_kernel(case.config), case.spec, EmulatorBackend())
-    assert report.status == "pass", report.reason
-    assert {m.name for m in report.errors} >= {"poisoned_memory", "written_outside_rows"}
+    case.check(find_kernel)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_late_copies_and_shuffled_warps_change_nothing(seed: int, find_kernel: Find) -> None:
-    spec = ProblemSpec(num_heads=16, seq_len_q=2, seq_lens=(700,), values="ramp", splits=1)
-    report = validate(find_kernel(CAUSAL), spec, EmulatorBackend(delay_seed=seed))
-    assert report.status == "pass", report.reason
+    ramp = Case("ramp", tokens=2, lengths=(700,), more={"values": "ramp"}, seed=seed)
+    ramp.check(find_kernel)
 
 
 # The race detector costs some times the run: one case for each way through the kernel.
@@ -155,8 +120,7 @@ RACED = [
 
 @pytest.mark.parametrize("case", RACED, ids=lambda case: case.what)
 def test_no_races(case: Case, find_kernel: Find) -> None:
-    report = validate(find_kernel(case.config), case.spec, EmulatorBackend(races=True))
-    assert report.status == "pass", report.reason
+    replace(case, races=True).check(find_kernel)
 
 
 @dataclass(frozen=True)
@@ -269,4 +233,4 @@ def random_case(seed: int) -> Case:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
 def test_random_problems(seed: int, find_kernel: Find) -> None:
-    test_values(random_case(seed), find_kernel)
+    random_case(seed).check(find_kernel)
