@@ -46,6 +46,14 @@ def query_tile_count(num_heads: int, seq_len_q: int, tile_m: int, pack_q: bool) 
     return seq_len_q // fold_factor(num_heads, seq_len_q, tile_m)
 
 
+def choose_tile_m(arch: str, num_heads: int, seq_len_q: int) -> int:
+    """The query tile that serves a request's rows in the fewest CTAs.
+
+    Up to 64 rows fit one CTA of sm_100a's tile 64; in a pair half of the rows would be padding.
+    """
+    return 64 if arch == "sm_100a" and num_heads * seq_len_q <= 64 else 128
+
+
 def choose_pack_q(num_heads: int, seq_len_q: int, tile_m: int = 128) -> bool:
     """Whether packed rows take fewer query tiles than folded ones (else folded: any strides)."""
     check_range("num_heads", num_heads, 1, MAX_HEADS)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mlakern.division import (
     Division,
     choose_pack_q,
+    choose_tile_m,
     fold_factor,
     heuristic_splits,
     most_key_tiles,
@@ -130,3 +131,21 @@ def test_folded_rows_need_one_token_to_fit_the_tile() -> None:
     assert choose_pack_q(96, 2, 64)
     with pytest.raises(ValueError, match="num_heads: got 96 with tile_m 64"):
         fold_factor(96, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("arch", "heads", "tokens", "tile_m"),
+    [
+        ("sm_100a", 16, 1, 64),
+        ("sm_100a", 16, 4, 64),
+        ("sm_100a", 64, 1, 64),
+        ("sm_100a", 13, 5, 128),
+        ("sm_100a", 128, 1, 128),
+        ("sm_103a", 16, 1, 128),
+        ("sm_107a", 16, 1, 128),
+    ],
+)
+def test_few_rows_take_the_small_tile_where_there_is_one(
+    arch: str, heads: int, tokens: int, tile_m: int
+) -> None:
+    assert choose_tile_m(arch, heads, tokens) == tile_m

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mlakern.config import HEAD_DIM, LATENT_DIM, ROPE_DIM, KernelConfig
-from mlakern.division import choose_pack_q
+from mlakern.division import choose_pack_q, choose_tile_m
 from mlakern.masks import Mask
 from mlakern.runtime import driver
 from mlakern.runtime.arrays import ArrayView, as_view
@@ -98,11 +98,14 @@ def mla_decode(
         lse = _torch_empty("lse", query, q_latent, queries.shape[:3], "float32")
     # Packed rows need tokens that follow each other; folded ones serve any strides.
     uniform = rows_are_uniform(queries, seq_len_q)
+    arch = driver.architecture(device)
+    tile_m = choose_tile_m(arch, num_heads, seq_len_q)
     config = KernelConfig(
-        arch=driver.architecture(device),
+        arch=arch,
+        tile_m=tile_m,
         page_size=_page_size(kv_cache, c_latent),
         mask=mask.kind,
-        pack_q=choose_pack_q(num_heads, seq_len_q) and uniform,
+        pack_q=choose_pack_q(num_heads, seq_len_q, tile_m) and uniform,
         out_dtype=_out_dtype(as_view("out", out)),
     )
     decode = _loaded_decode(config, device, stream)
