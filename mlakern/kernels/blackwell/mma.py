@@ -134,24 +134,37 @@ def _second_product(
     p = _descriptor(cta, shared.p + stage * P_TILE_BYTES, GROUP_128B, _SWIZZLE_128B)
     tile = shared.v + v_stage * shared.value_tile_bytes
     step_bytes = operands.value_blocks // O_STEPS * V_BLOCK_BYTES
-    for step in cutlass.range_constexpr(O_STEPS):
+    for step, key, reuse in _second_product_order(operands.shares_values):
         target = prims.make_tmem_ptr(base + tmem.o(step), Float32)
         v = _descriptor(cta, tile + step * step_bytes, GROUP_128B, _SWIZZLE_128B, V_BLOCK_BYTES)
-        for key in cutlass.range_constexpr(0, KEY_TILE, MMA_K):
-            _mma(
-                cta,
-                target,
-                p.advance_start_address(key),
-                v.advance_start_address(key * BLOCK_COLUMNS),
-                shape,
-                accumulate if key == 0 else True,
-            )
-        if cutlass.const_expr(operands.shares_values):
+        _mma(
+            cta,
+            target,
+            p.advance_start_address(key),
+            v.advance_start_address(key * BLOCK_COLUMNS),
+            shape,
+            accumulate if key == 0 else True,
+            reuse,
+        )
+        if cutlass.const_expr(operands.shares_values and key == KEY_TILE - MMA_K):
             _commit(cta, cta.barrier(f"{operands.key_groups[step].name}_empty", v_stage))
     if cutlass.const_expr(not operands.shares_values):
         _commit(cta, cta.barrier("v_empty", v_stage))
     _commit(cta, cta.barrier("p_empty", stage))
     _commit(cta, cta.barrier("o_full", o_stage))
+
+
+def _second_product_order(shares_values: bool) -> list[tuple[int, int, str | None]]:
+    """(step of output columns, first key, how the instruction uses the collector of P).
+
+    A pair's steps take turns on each slice of P, which the second may find in the collector: P is
+    read once, not twice. A single CTA goes step by step, to free a step's value blocks early.
+    """
+    keys = range(0, KEY_TILE, MMA_K)
+    if shares_values:
+        return [(step, key, None) for step in range(O_STEPS) for key in keys]
+    uses = ["fill"] + ["use"] * (O_STEPS - 2) + ["lastuse"]
+    return [(step, key, uses[step]) for key in keys for step in range(O_STEPS)]
 
 
 def _await_tail(cta: Cta, tails: Int32) -> None:
@@ -190,10 +203,15 @@ def _descriptor(
     )
 
 
-def _mma(cta: Cta, target: Any, a: Any, b: Any, shape: Any, accumulate: Any) -> None:
-    """A pair's M is 128; a single CTA's 64 rows take the weight-stationary form."""
+def _mma(
+    cta: Cta, target: Any, a: Any, b: Any, shape: Any, accumulate: Any, reuse: str | None = None
+) -> None:
+    """A pair's M is 128; a single CTA's 64 rows take the weight-stationary form.
+
+    reuse: what a pair's instruction does with A in the collector; None: nothing.
+    """
     if cta.layout.operands.ctas == 2:
-        prims.tcgen05_mma("f8f6f4", "cta_2", target, a, b, shape, accumulate)
+        prims.tcgen05_mma("f8f6f4", "cta_2", target, a, b, shape, accumulate, collector_op=reuse)
     else:
         prims.tcgen05_mma_ws("f8f6f4", target, a, b, shape, accumulate)
 
