@@ -10,7 +10,7 @@ from mlakern.config import KernelConfig
 from mlakern.reference import Numerics, exact, modelled
 from mlakern.validation.backends import Backend, Entry
 from mlakern.validation.compare import Measured, compare
-from mlakern.validation.problem import make_problem
+from mlakern.validation.problem import Problem, make_problem
 from mlakern.validation.spec import ProblemSpec
 
 PASS, FAIL, UNAVAILABLE = "pass", "fail", "unavailable"
@@ -67,17 +67,22 @@ def validate(entry: Entry, spec: ProblemSpec, backend: Backend) -> Report:
         seconds = time.perf_counter() - start
         return Report(config, backend.name, spec, FAIL, seconds=seconds, reason=str(error))
     seconds = time.perf_counter() - start
-    numerics = Numerics(
-        rescale_threshold=spec.scalars.rescale_threshold,
-        p_prescale_log2=spec.scalars.p_prescale_log2,
-        partial_dtype=config.partial_dtype,
-        out_dtype=config.out_dtype,
-    )
-    expected = modelled(problem.attention, numerics, problem.division)
+    expected = modelled(problem.attention, numerics_of(problem), problem.division)
     errors = compare(output, exact(problem.attention), expected)
     status = PASS if all(m.passed for m in errors) else FAIL
     failed = ", ".join(f"{m.name} {m.error:.3g} > {m.bound:g}" for m in errors if not m.passed)
     return Report(config, backend.name, spec, status, errors, seconds, failed)
+
+
+def numerics_of(problem: Problem) -> Numerics:
+    """How the problem's kernel rounds."""
+    scalars, config = problem.spec.scalars, problem.plan.config
+    return Numerics(
+        rescale_threshold=scalars.rescale_threshold,
+        p_prescale_log2=scalars.p_prescale_log2,
+        partial_dtype=config.partial_dtype,
+        out_dtype=config.out_dtype,
+    )
 
 
 def _faults() -> tuple[type[Exception], ...]:
