@@ -129,6 +129,51 @@ def test_json_of_one_kernel(store: Path) -> None:
     assert problem.spec.layout.page_padding > 0
 
 
+def problem_of(store: Path, mask: str, *options: str | int) -> tuple[Problem, dict[str, Any]]:
+    """The problem that `run` makes for a kernel of this mask, and its JSON."""
+    config = GOOD.with_axes(mask=mask)
+    manifest = sample_manifest(config)
+    key = replace(manifest.provenance, sources=source_digest(), key="5" * 64)
+    StoreWriter(store).publish(replace(manifest, provenance=key), b"", "")
+    done = mlakern("run", config.name, "--store", store, "--json", *options)
+    assert done.exit_code == 0, done.output
+    ((_, problem),) = SEEN
+    document: dict[str, Any] = json.loads(done.stdout)["problem"]
+    return problem, document
+
+
+def test_values_of_masks(store: Path) -> None:
+    lengths = ("--seq-lens", "9,300", "--seq-len-q", 2)
+    problem, document = problem_of(
+        store, "window", *lengths, "--window-left", 5, "--no-causal", "--multiprocessors", 4
+    )
+    assert (document["window_left"], document["causal"]) == (5, False)
+    assert (problem.plan.window_left, problem.plan.multiprocessors) == (5, 4)
+    assert problem.attention.visible.tolist() == [[[2, 9], [3, 9]], [[293, 300], [294, 300]]]
+
+    dcp = ("--cp-world", 3, "--cp-rank", 1, "--cp-interleave", 2)
+    problem, document = problem_of(store, "dcp", *lengths, *dcp)
+    assert [document[name] for name in ("cp_world", "cp_rank", "cp_interleave")] == [3, 1, 2]
+    # Of nine keys rank 1 holds 2, 3 and 8; token 0 sees keys below 8.
+    assert [len(keys) for keys in problem.attention.keys] == [3, 100]
+    assert problem.attention.visible[0].tolist() == [[0, 2], [0, 3]]
+    assert problem.fields["causal_seqs"].array().tolist() == [9, 300]
+    assert problem.fields["seq_lens"].array().tolist() == [3, 100]
+
+    problem, document = problem_of(store, "visible", *lengths, "--seed", 3)
+    assert problem.fields["local_visible_lens"].array().tolist() == document["visible_lens"]
+    assert problem.attention.visible[..., 1].tolist() == document["visible_lens"]
+    assert "window_left" not in document
+
+
+def test_splits_of_each_request(store: Path) -> None:
+    options = ("--seq-lens", "9,700", "--splits", 3, "--block-split-kvs", "2,9")
+    problem, document = problem_of(store, "causal", *options)
+    assert document["block_split_kvs"] == [2, 9]
+    assert problem.fields["block_split_kvs"].array().tolist() == [2, 9]
+    assert [len(of_request[0]) for of_request in problem.division.runs] == [1, 3]
+
+
 def test_all_runs_what_the_store_serves(store: Path) -> None:
     done = mlakern("run", "--all", "--store", store, "--json")
     document = json.loads(done.stdout)
@@ -179,6 +224,8 @@ def test_races_are_looked_for_in_small_problems(
         ((GOOD.name, "--seq-lens", "3,x"), "got '3,x', need integers separated by commas"),
         ((GOOD.name, "--heads", "129"), "num_heads: got 129, need an integer from 1 to 128"),
         ((GOOD.name, "--backend", "tpu"), "'tpu'"),
+        ((GOOD.name, "--block-split-kvs", "1"), "block_split_kvs: got 1 numbers, need 2"),
+        ((GOOD.name, "--host-work-list"), "host_work_list: got a kernel of schedule grid, need"),
     ],
 )
 def test_usage_errors(store: Path, arguments: tuple[str, ...], message: str) -> None:

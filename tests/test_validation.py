@@ -108,6 +108,40 @@ def test_flat_makes_all_scores_equal_and_values_of_mean_one() -> None:
     assert a.keys[0][:, :512].mean() == pytest.approx(1, abs=0.01)
 
 
+def test_ranks_hold_every_key_once_under_the_same_queries() -> None:
+    whole = problem(SPEC)
+    spec = replace(SPEC, cp_world=3, cp_interleave=4)
+    ranks = [problem(replace(spec, cp_rank=r), KernelConfig(mask="dcp")) for r in range(3)]
+    for b, keys in enumerate(whole.attention.keys):
+        # Global key g is key (g // 12) * 4 + g % 4 of rank g // 4 % 3.
+        for g, key in enumerate(keys):
+            held = ranks[g // 4 % 3].attention.keys[b]
+            assert np.array_equal(held[g // 12 * 4 + g % 4], key)
+        assert sum(len(rank.attention.keys[b]) for rank in ranks) == len(keys)
+    for rank in ranks:
+        assert np.array_equal(rank.attention.query, whole.attention.query)
+        assert rank.fields["causal_seqs"].array().tolist() == list(SPEC.seq_lens)
+
+
+def test_visible_lengths_hold_none_all_and_some() -> None:
+    spec = replace(SPEC, seq_len_q=8, seq_lens=(500,) * 8)
+    drawn = np.array(spec.visible())
+    assert drawn.shape == (8, 8)
+    assert ((drawn == 0).sum() > 8) and ((drawn == 500).sum() > 8)
+    assert (((drawn > 0) & (drawn < 500)).sum() > 8) and drawn.max() <= 500
+    assert spec.visible() == replace(spec, num_heads=9).visible()
+    assert spec.visible() != replace(spec, seed=1).visible()
+
+
+def test_a_work_list_of_the_host_is_an_array_of_its_own() -> None:
+    config = KernelConfig(schedule="work_list")
+    p = problem(replace(SPEC, host_work_list=True), config)
+    assert p.fields["work_list"].array().tolist() == p.plan.work_list(SPEC.seq_lens)
+    assert "work_list" not in problem(SPEC, config).fields
+    with pytest.raises(ValueError, match=r"^block_split_kvs: got 2 numbers, need 4"):
+        problem(replace(SPEC, block_split_kvs=(1, 2)))
+
+
 def test_an_unknown_kind_of_values() -> None:
     with pytest.raises(ValueError, match=r"^values: got 'zeros', need one of random, ramp, flat"):
         problem(replace(SPEC, values="zeros"))

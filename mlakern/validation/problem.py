@@ -126,7 +126,15 @@ def _mask_fields(spec: ProblemSpec, mask: Mask) -> dict[str, Field]:
 
 def _division_fields(spec: ProblemSpec, plan: Plan, lengths: Sequence[int]) -> dict[str, Field]:
     fields = {}
+    if spec.host_work_list and plan.config.schedule != "work_list":
+        raise ValueError(
+            f"host_work_list: got a kernel of schedule {plan.config.schedule}, need work_list"
+        )
     if spec.block_split_kvs is not None:
+        if len(spec.block_split_kvs) != plan.batch:
+            raise ValueError(
+                f"block_split_kvs: got {len(spec.block_split_kvs)} numbers, need {plan.batch}"
+            )
         fields["block_split_kvs"] = _integers("block_split_kvs", spec.block_split_kvs)
     if spec.host_work_list:
         fields["work_list"] = _integers("work_list", plan.work_list(lengths))

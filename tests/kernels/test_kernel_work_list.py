@@ -29,9 +29,7 @@ WINDOWED = LISTED.with_axes(mask="window")
 POISON = -1
 
 
-@lru_cache
-def module_of(entry: Entry) -> Module:
-    return Module.from_ptx(entry.load_ptx())
+parsed = lru_cache(Module.from_ptx)
 
 
 def planned(entry: Entry, made: Plan, lengths: list[int]) -> NDArray[np.int32]:
@@ -51,7 +49,7 @@ def planned(entry: Entry, made: Plan, lengths: list[int]) -> NDArray[np.int32]:
         "window_left": made.window_left,
         "window_causal": 1,
     }
-    module_of(entry).launch(
+    parsed(entry.load_ptx()).launch(
         kernel.entry,
         grid=(1, 1, 1),
         block=kernel.block,
@@ -156,7 +154,7 @@ def test_one_cluster_walks_everything(schedule: str, tile: int, find_kernel: Fin
     walked = replace(case(schedule, short, splits=1, multiprocessors=1), config=config)
     walked.check(find_kernel)
     replace(walked, races=True, lengths=short[:6]).check(find_kernel)
-    for seed in range(3):
+    for seed in range(2):
         replace(walked, seed=seed).check(find_kernel)
 
 
