@@ -8,12 +8,14 @@ JOBS ?= $(shell nproc)
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help run test test-all kernels lint format wheel clean
+.PHONY: help run test test-all kernels verify budgets budgets-update lint format wheel clean
 
 help:
 	@echo "make run       build a small set of kernels and validate it"
 	@echo "make test      run the tests (test-all: the slow ones too)"
 	@echo "make kernels   build the kernels of the set MATRIX ($(MATRIX)) into STORE ($(STORE))"
+	@echo "make verify    build them, run each on the emulator, write build_out/verification.md"
+	@echo "make budgets   compare the release kernels with budgets.json (budgets-update: write it)"
 	@echo "make lint      ruff and mypy (format: let ruff rewrite)"
 	@echo "make wheel     a wheel with the kernels of the set release"
 	@echo "make clean     remove what these made"
@@ -30,6 +32,18 @@ kernels: $(READY)
 
 run: kernels
 	$(BIN)/mlakern run --all --store $(STORE)
+
+# Goes on where it was interrupted; kernels that have not changed are not run again.
+verify: kernels
+	$(BIN)/mlakern verify --set $(MATRIX) --store $(STORE) --jobs $(JOBS) --report build_out/verification.md
+
+budgets: MATRIX = release
+budgets: kernels
+	$(BIN)/mlakern budgets --set release --store $(STORE)
+
+budgets-update: MATRIX = release
+budgets-update: kernels
+	$(BIN)/mlakern budgets --set release --store $(STORE) --update
 
 test: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"

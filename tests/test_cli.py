@@ -57,7 +57,17 @@ class TestGroup:
     def test_version_and_help(self) -> None:
         assert call("--version").stdout == f"mlakern, version {mlakern.__version__}\n"
         text = call("--help").stdout
-        for name in ("build", "run", "list", "show", "verify", "prune", "plan", "show-config"):
+        for name in (
+            "build",
+            "run",
+            "list",
+            "show",
+            "verify",
+            "budgets",
+            "prune",
+            "plan",
+            "show-config",
+        ):
             assert f"\n  {name} " in text
             assert call(name, "--help").exit_code == 0
             assert "--json" in call(name, "--help").stdout

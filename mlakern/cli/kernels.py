@@ -1,4 +1,4 @@
-"""mlakern list, show and verify: what is in the store."""
+"""mlakern list and show: what is in the store."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def list_kernels(store_path: Path | None, as_json: bool) -> None:
     """
     rows = listing(open_store(store_path))
     if as_json:
-        emit_json([_document(row) for row in rows])
+        emit_json([document_of(row) for row in rows])
         return
     table = Table("kernel", "state", "from")
     for name in ("arch", "registers", "shared B", "cubin KiB"):
@@ -143,33 +143,8 @@ def _show_performance(entry: Entry, performance: bool, sass: bool, as_json: bool
         print_sass(measured)
 
 
-@click.command()
-@store_option
-@json_option
-def verify(store_path: Path | None, as_json: bool) -> None:
-    """Check every stored file against its manifest: size, SHA-256, architecture.
-
-    Exit status 1 if one is damaged.
-    """
-    rows = listing(open_store(store_path), check_files=True)
-    damaged = [row for row in rows if row.state == "damaged"]
-    if as_json:
-        emit_json(
-            {
-                "status": "failed" if damaged else "ok",
-                "results": [_document(row) for row in rows],
-            }
-        )
-    else:
-        for row in rows:
-            verdict = f"FAIL {row.error}" if row.error else "ok"
-            output.print(f"{row.path}: {verdict}", markup=False)
-        output.print(f"{len(rows) - len(damaged)} of {len(rows)} intact", markup=False)
-    if damaged:
-        click.get_current_context().exit(ExitCode.FAILED)
-
-
-def _document(row: Listed) -> dict[str, Any]:
+def document_of(row: Listed) -> dict[str, Any]:
+    """JSON-ready facts of a folder."""
     manifest = row.entry.manifest if row.entry else None
     return {
         "path": str(row.path),

@@ -61,7 +61,7 @@ def _used(loops: dict[str, Any], pipe: str) -> bool:
 def _tile_table(document: dict[str, Any]) -> Table:
     tile = document["key_tile"]
     title = (
-        f"one key tile in one CTA: {tile['flops']} FLOPs, {tile['memory_bytes']} bytes from memory, "
+        f"a key tile in one CTA: {tile['flops']} FLOPs, {tile['memory_bytes']} bytes from memory, "
         f"{tile['copied_bytes']} copied, {tile['operand_bytes']} read by products; "
         f"clocks on {document['machine']}"
     )

@@ -10,8 +10,8 @@ out. Rates are public ones:
                      rate; a pair's M 128 fills all 128 lanes of tensor memory and is taken to run
                      at the full one. Both are assumptions until measured.
     shared memory    128 bytes a clock (CUDA Programming Guide; FlashAttention-4). Counted are what
-                     TMA writes, what the products read (tcgen05.mma reads A and B again for each
-                     instruction), and P.
+                     TMA writes, what the products read, and P. tcgen05.mma reads A and B again for
+                     each instruction, but not an A that the last one left in the collector.
     MUFU             16 a clock; FMA 128; comparisons, selections, logic, additions of integers 64;
                      conversions 64 (CUDA Programming Guide, "Arithmetic Instructions", 10.0). A
                      packed instruction counts as two.
@@ -97,8 +97,9 @@ class TileWork:
         return self.copied_bytes + self.operand_bytes + self.p_bytes
 
 
-def tile_work(operands: Operands) -> TileWork:
-    """The work that the layout of the operands makes of one key tile."""
+def tile_work(operands: Operands, mma: MainLoop) -> TileWork:
+    """The work that the layout of the operands and the products make of one key tile."""
+    reused = sum(".A_REUSE" in product.operands for product in mma.way)
     query = CTA_ROWS * MMA_K
     first = HEAD_DIM // MMA_K * (query + operands.keys * MMA_K)
     second = O_STEPS * KEY_TILE // MMA_K * (query + O_STEP // operands.ctas * MMA_K)
@@ -108,7 +109,7 @@ def tile_work(operands: Operands) -> TileWork:
         flops=2 * CTA_ROWS * KEY_TILE * (HEAD_DIM + LATENT_DIM),
         memory_bytes=KEY_TILE * HEAD_DIM // operands.ctas,
         copied_bytes=operands.k_tile_bytes + values,
-        operand_bytes=first + second,
+        operand_bytes=first + second - reused * query,
         p_bytes=P_TILE_BYTES,
     )
 
@@ -166,7 +167,7 @@ def predict(
     config: KernelConfig, loops: Mapping[str, MainLoop], num_heads: int, machine: Machine = B200
 ) -> Prediction:
     """What limits decoding one token with this many heads."""
-    work = tile_work(AttentionLayout(config).operands)
+    work = tile_work(AttentionLayout(config).operands, loops["mma"])
     query_tiles = ceil_div(num_heads, config.tile_m)
     once = clocks(work, loops, machine)
     scaled = {

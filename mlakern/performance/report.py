@@ -17,7 +17,7 @@ def report(profile: Profile) -> dict[str, Any]:
     """Resources, main loops, clocks for one key tile, and what limits with 16, 64, 128 heads."""
     config = profile.manifest.config
     layout = AttentionLayout(config)
-    work = tile_work(layout.operands)
+    work = tile_work(layout.operands, profile.loops["mma"])
     kernel = profile.manifest.kernel("attention")
     predictions = [predict(config, profile.loops, heads) for heads in HEADS]
     return {

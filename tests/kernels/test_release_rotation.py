@@ -1,6 +1,6 @@
 """A part of the release set is built and run each day, so that all of it is within some weeks.
 
-$MLAKERN_ROTATION chooses the part (any integer; by default the days since 1970): a failure names it.
+$MLAKERN_ROTATION chooses the part (an integer; by default the days since 1970): a failure names it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import synthetic_sass
 
@@ -16,9 +18,9 @@ def loops() -> dict[str, MainLoop]:
 
 
 class TestTileWork:
-    def test_of_a_pair(self) -> None:
+    def test_of_a_pair(self, loops: dict[str, MainLoop]) -> None:
         """64 rows and 64 keys a CTA; 18 products read 64 + 64 rows of 32 bytes, 8 read 64 + 128."""
-        assert tile_work(PAIR) == TileWork(
+        assert tile_work(PAIR, loops["mma"]) == TileWork(
             ctas=2,
             flops=2 * 64 * 128 * 1088,
             memory_bytes=64 * 576,
@@ -27,13 +29,26 @@ class TestTileWork:
             p_bytes=64 * 128,
         )
 
-    def test_of_a_single_cta_whose_keys_are_its_values(self) -> None:
-        work = tile_work(SINGLE)
+    def test_of_a_single_cta_whose_keys_are_its_values(self, loops: dict[str, MainLoop]) -> None:
+        work = tile_work(SINGLE, loops["mma"])
         assert work.copied_bytes == work.memory_bytes == 128 * 576
         assert work.operand_bytes == 18 * (64 + 128) * 32 + 8 * (64 + 256) * 32
 
-    def test_stages_change_nothing(self) -> None:
-        assert tile_work(PAIR_SM_107) == tile_work(PAIR)
+    def test_stages_change_nothing(self, loops: dict[str, MainLoop]) -> None:
+        assert tile_work(PAIR_SM_107, loops["mma"]) == tile_work(PAIR, loops["mma"])
+
+    def test_a_query_slice_in_the_collector_is_not_read_again(
+        self, loops: dict[str, MainLoop]
+    ) -> None:
+        """64 rows of 32 bytes for one of the products."""
+        mma = loops["mma"]
+        products = [at for at, i in enumerate(mma.way) if i.name == "UTCQMMA"]
+        reusing = list(mma.way)
+        product = reusing[products[1]]
+        operands = product.operands.replace("gdesc[UR4]", "gdesc[UR4].A_REUSE")
+        reusing[products[1]] = replace(product, operands=operands)
+        reads = tile_work(PAIR, replace(mma, way=tuple(reusing))).operand_bytes
+        assert reads == tile_work(PAIR, mma).operand_bytes - 64 * 32
 
 
 class TestClocks:
@@ -43,7 +58,7 @@ class TestClocks:
         assert pytest.approx(29.1271, rel=1e-5) == B200.memory_bytes
 
     def test_of_a_pair_by_hand(self, loops: dict[str, MainLoop]) -> None:
-        result = clocks(tile_work(PAIR), loops, B200)
+        result = clocks(tile_work(PAIR, loops["mma"]), loops, B200)
         assert result == {
             "tensor": 1088.0,  # as many as the columns of both products
             "shared": (69632 + 122880 + 8192) / 128,
@@ -56,7 +71,7 @@ class TestClocks:
         }
 
     def test_a_single_cta_runs_at_half_the_rate(self, loops: dict[str, MainLoop]) -> None:
-        assert clocks(tile_work(SINGLE), loops, B200)["tensor"] == 2 * 1088.0
+        assert clocks(tile_work(SINGLE, loops["mma"]), loops, B200)["tensor"] == 2 * 1088.0
 
 
 class TestPrediction:
