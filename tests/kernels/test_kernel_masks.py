@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_cases import Case, Find
+from kernel_cases import Case, Find, scalars
 
 from mlakern.config import MASKS, SCHEDULES, KernelConfig
 from mlakern.reference import exact
@@ -79,6 +79,54 @@ def test_masks_and_schedules(case: Case, find_kernel: Find) -> None:
 @pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.what)
 def test_the_other_masks_and_schedules(case: Case, find_kernel: Find) -> None:
     case.check(find_kernel)
+
+
+def random_case(seed: int) -> Case:
+    """One of the kernels above with values drawn at random."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    config = SOME[seed % len(SOME)].config
+    tokens = int(rng.integers(1, 9))
+    heads = int(rng.integers(1, 65 if tokens < 3 else 33))
+    world = int(rng.integers(1, 9))
+    lengths = tuple(
+        int(n) * (world if config.mask == "dcp" else 1)
+        for n in rng.integers(0, pick(5, 400, 700), rng.integers(1, 8))
+    )
+    more = {
+        "window_left": tokens - 1 + int(rng.integers(0, pick(3, 300, 1000))),
+        "causal": bool(rng.integers(2)),
+        "cp_world": world,
+        "cp_rank": int(rng.integers(world)),
+        "cp_interleave": pick(1, 2, 16, 100),
+        "host_work_list": config.schedule == "work_list" and seed % 4 == 0,
+        "seed": seed,
+        "values": pick("random", "ramp"),
+        "scalars": scalars(rescale_threshold=pick(0.0, 8.0), lse_base=pick("2", "e")),
+    }
+    if config.schedule != "work_list" and pick(True, False):
+        more["block_split_kvs"] = tuple(int(n) for n in rng.integers(0, 7, len(lengths)))
+    return Case(
+        f"seed {seed}",
+        config,
+        heads,
+        tokens,
+        lengths,
+        splits=pick(None, 1, 2, 5),
+        multiprocessors=pick(2, 4, 9, 148),
+        more=more,
+        races=seed % 5 == 0,
+        seed=seed if seed % 5 == 1 else None,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100))
+def test_random_problems(seed: int, find_kernel: Find) -> None:
+    random_case(seed).check(find_kernel)
 
 
 def moved(problem: Problem, lower: int, upper: int) -> Problem:
