@@ -126,7 +126,11 @@ class TestSets:
         (1, "sets: got none, need at least one", "sets: {}\n"),
         (2, "sets: got key a mapping, need a name", "sets:\n  {a: b}: {}\n"),
         (3, "set s: got key a list, need a name", "sets:\n  s:\n    [a]: 1\n"),
-        (4, "pack_q: got 1, need one of false, true", "sets:\n  s:\n    include:\n    - pack_q: 1\n"),
+        (
+            4,
+            "pack_q: got 1, need one of false, true",
+            "sets:\n s:\n  include:\n  - pack_q: 1\n",
+        ),
         (
             1,
             "page_size: got '2024-99-99' tagged tag:yaml.org,2002:timestamp, need one of 16",
@@ -165,7 +169,11 @@ class TestSets:
             "page_size: got an empty one, need a list of values",
             "sets:\n  s:\n    axes:\n      page_size: []\n",
         ),
-        (4, "page_size: got 64, need a list of values", "sets:\n  s:\n    axes:\n      page_size: 64\n"),
+        (
+            4,
+            "page_size: got 64, need a list of values",
+            "sets:\n  s:\n    axes:\n      page_size: 64\n",
+        ),
         (
             5,
             "no kernel for this mask yet; available: plain, causal; or exclude it",

@@ -211,7 +211,10 @@ def test_output_types_round_to_nearest_and_saturate() -> None:
 
 def test_speed_on_a_full_tile() -> None:
     a = attention((300,), heads=128)
-    modelled(a, Numerics())
-    start = time.perf_counter()
-    modelled(a, Numerics(splits=2))
-    assert time.perf_counter() - start < 0.05  # 3 ms when alone
+    times = []
+    for _ in range(5):
+        # Processor time and the best of a few: other processes must not decide.
+        start = time.thread_time()
+        modelled(a, Numerics(splits=2))
+        times.append(time.thread_time() - start)
+    assert min(times) < 0.05  # 3 ms when alone

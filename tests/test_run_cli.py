@@ -144,8 +144,24 @@ def test_all_runs_what_the_store_serves(store: Path) -> None:
 def test_all_of_nothing_is_no_pass(store: Path, tmp_path: Path) -> None:
     done = mlakern("run", "--all", "--store", tmp_path / "empty")
     assert done.exit_code == 3
-    assert done.stdout.splitlines()[-1] == "UNAVAILABLE"
+    assert f"no such kernel in {tmp_path}/empty, " in done.stderr
     assert mlakern("run", "--all", "--store", store, "--mask", "plain").exit_code == 3
+
+
+def test_all_names_a_damaged_kernel(store: Path) -> None:
+    (manifest,) = store.glob(f"{WRONG.name}-*/manifest.json")
+    manifest.write_text("{")
+    done = mlakern("run", "--all", "--store", store)
+    assert done.exit_code == 0
+    assert f"passed over: {manifest}: manifest: not JSON" in done.stderr
+
+
+def test_a_problem_larger_than_memory_cannot_run(store: Path) -> None:
+    done = mlakern("run", GOOD.name, "--store", store, "--seq-lens", "2000000000", "--json")
+    assert done.exit_code == 3
+    assert (
+        json.loads(done.stdout)["reason"] == "no memory for 2000000000 keys; try shorter seq_lens"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from rich.table import Table
 from mlakern.cli.common import (
     ConfigName,
     ExitCode,
+    console,
     emit_json,
     json_option,
     output,
@@ -70,9 +71,13 @@ def list_kernels(store_path: Path | None, as_json: bool) -> None:
     serves: what a load returns. shadowed: an earlier one serves. stale: built from other kernel
     sources than the installed ones, never served. foreign: of another package version.
     """
-    rows = listing(open_store(store_path))
+    store = open_store(store_path)
+    rows = listing(store)
     if as_json:
         emit_json([_document(row) for row in rows])
+        return
+    if not rows:
+        console.print(f"no kernels in {store.places}", markup=False)
         return
     table = Table("kernel", "state", "from")
     for name in ("arch", "registers", "shared B", "cubin KiB"):
@@ -116,9 +121,12 @@ def show(config: KernelConfig, store_path: Path | None, as_json: bool) -> None:
 def verify(store_path: Path | None, as_json: bool) -> None:
     """Check every stored file against its manifest: size, SHA-256, architecture.
 
-    Exit status 1 if one is damaged.
+    Exit status 1 if one is damaged, 3 if there is none.
     """
-    rows = listing(open_store(store_path), check_files=True)
+    store = open_store(store_path)
+    rows = listing(store, check_files=True)
+    if not rows:
+        stop(ExitCode.UNAVAILABLE, f"no kernels in {store.places}")
     damaged = [row for row in rows if row.state == "damaged"]
     if as_json:
         emit_json(

@@ -67,7 +67,11 @@ def validate(entry: Entry, spec: ProblemSpec, backend: Backend) -> Report:
         multiprocessors=backend.multiprocessors,
         splits=spec.splits,
     )
-    problem = make_problem(spec, config, plan)
+    try:
+        problem = make_problem(spec, config, plan)
+    except MemoryError:
+        reason = f"no memory for {sum(spec.seq_lens)} keys; try shorter seq_lens"
+        return Report(config, backend.name, spec, UNAVAILABLE, reason=reason)
     start = time.perf_counter()
     try:
         output = backend.execute(entry, problem)
