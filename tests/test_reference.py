@@ -213,8 +213,8 @@ def test_speed_on_a_full_tile() -> None:
     a = attention((300,), heads=128)
     times = []
     for _ in range(5):
-        # Processor time and the best of a few: other processes must not decide.
-        start = time.thread_time()
+        start = time.perf_counter()
         modelled(a, Numerics(splits=2))
-        times.append(time.thread_time() - start)
-    assert min(times) < 0.05  # 3 ms when alone
+        times.append(time.perf_counter() - start)
+    # 3 ms when alone; a loop over rows or keys takes seconds, a busy machine does not decide.
+    assert min(times) < 0.5

@@ -166,7 +166,10 @@ def _report(
 ) -> Report:
     backend = backend_for(config)
     try:
-        return validate(store.find(config), spec, backend)
+        entry = store.find(config)
+        # The emulator runs the PTX: a damaged or missing cubin beside it must not pass.
+        entry.verify()
+        return validate(entry, spec, backend)
     except MissingKernelError as error:
         return Report(config, backend.name, spec, UNAVAILABLE, reason=str(error))
     except StoreError as error:

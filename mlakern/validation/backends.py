@@ -71,14 +71,9 @@ class EmulatorBackend:
         return None
 
     def execute(self, entry: Entry, problem: Problem) -> Output:
-        """The launches one after the other.
-
-        Raises EmulatorError for a fault of the kernel, the store's errors for a damaged entry.
-        """
+        """The launches one after the other; EmulatorError for a fault of the kernel."""
         from mlakern.emulator import GlobalMemory, Options
 
-        # The PTX runs in its place: a damaged or missing cubin must not pass.
-        entry.load_cubin()
         memory = GlobalMemory()
         addresses = place(problem.buffers)
         images: dict[str, NDArray[np.uint8]] = {}
