@@ -14,7 +14,7 @@ from mlakern.emulator.access import load_global, store_shared
 from mlakern.emulator.addresses import GLOBAL, OFFSET_MASK, PARAM, RANK_SHIFT, WINDOW_SHIFT
 from mlakern.emulator.errors import Fault
 from mlakern.emulator.observer import SharedRegion
-from mlakern.tensormap import TensorMap, TensorMapError
+from mlakern.tensormap import TensorMap
 
 if TYPE_CHECKING:
     from mlakern.emulator.asynchronous import Work
@@ -27,8 +27,15 @@ if TYPE_CHECKING:
 _LOW = (1 << WINDOW_SHIFT) - 1
 
 
-def tensor_map(g: Group, address: int) -> TensorMap:
-    """The tensor map at a generic address: a kernel parameter, or 128 bytes of global memory."""
+def tensor_map(
+    g: Group, address: int, coordinates: list[int]
+) -> tuple[TensorMap, list[int], str | None]:
+    """The tensor map at a generic address: a kernel parameter, or 128 bytes of global memory.
+
+    Returns it, signed coordinates in its elements (pairs of 4-bit ones are one), and the name of
+    their type where an encoded map tells.
+    """
+    signed = [c - (1 << 32) if c >> 31 else c for c in coordinates]
     launch = g.cta.launch
     place = address >> WINDOW_SHIFT << WINDOW_SHIFT
     if address % 64:
@@ -36,17 +43,16 @@ def tensor_map(g: Group, address: int) -> TensorMap:
     if place == PARAM:
         found = launch.tensor_maps.get(address & _LOW)
         if found is not None:
-            return found
+            return found, signed, None
         image = bytes(launch.parameters.data[address & _LOW :][:128])
     elif place == GLOBAL:
         data, at = launch.memory.span(address, 128, write=False)
         image = bytes(data[at : at + 128])
     else:
         raise Fault(f"tensor map at {address:#x}: need a parameter or global memory")
-    try:
-        return tensormap_image.decode(image)
-    except TensorMapError as error:
-        raise Fault(str(error)) from None
+    if tensormap_image.holds_nibbles(image):
+        signed[0] //= 2
+    return tensormap_image.decode(image), signed, tensormap_image.element_type(image)
 
 
 def _destinations(g: Group, address: int, mask: int | None) -> list[tuple[Cta, int]]:
@@ -91,11 +97,10 @@ def load_tensor(
     instruction: Instruction,
 ) -> None:
     """cp.async.bulk.tensor from global to shared memory."""
-    described = tensor_map(g, map_address)
+    described, signed, _ = tensor_map(g, map_address, coordinates)
     at = destination & OFFSET_MASK
     if at % tma.SHARED_ALIGNMENT:
         raise Fault(f"destination {destination:#x}: need {tma.SHARED_ALIGNMENT}-byte alignment")
-    signed = [c - (1 << 32) if c >> 31 else c for c in coordinates]
     memory = g.cta.launch.memory
 
     def fetch() -> Any:
@@ -192,12 +197,11 @@ def store_tensor(
     instruction: Instruction,
 ) -> None:
     """cp.async.bulk.tensor from shared to global memory, in the thread's current bulk group."""
-    described = tensor_map(g, map_address)
+    described, signed, _ = tensor_map(g, map_address, coordinates)
     cta = g.cta.cluster.cta(source >> RANK_SHIFT)
     at = source & OFFSET_MASK
     if at % tma.SHARED_ALIGNMENT:
         raise Fault(f"source {source:#x}: need {tma.SHARED_ALIGNMENT}-byte alignment")
-    signed = [c - (1 << 32) if c >> 31 else c for c in coordinates]
     memory = g.cta.launch.memory
 
     def action() -> None:

@@ -9,6 +9,7 @@ import mlakern.emulator.opcodes.bulk
 import mlakern.emulator.opcodes.control
 import mlakern.emulator.opcodes.conversion
 import mlakern.emulator.opcodes.floating
+import mlakern.emulator.opcodes.launch_control
 import mlakern.emulator.opcodes.memory
 import mlakern.emulator.opcodes.tcgen05
 import mlakern.emulator.opcodes.warp  # noqa: F401
