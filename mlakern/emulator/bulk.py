@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlakern.emulator import mbarrier, tensormap_image, tma
-from mlakern.emulator.access import load_global, store_shared
 from mlakern.emulator.addresses import GLOBAL, OFFSET_MASK, PARAM, RANK_SHIFT, WINDOW_SHIFT
 from mlakern.emulator.errors import Fault
 from mlakern.emulator.observer import SharedRegion
@@ -120,12 +119,13 @@ def load_bytes(
     size: int,
     barrier: int,
     mask: int | None,
+    from_shared: bool,
     instruction: Instruction,
 ) -> None:
     """cp.async.bulk from global, or from this CTA's shared memory to another's."""
     at = destination & OFFSET_MASK
     _check_bulk(destination, source, size)
-    if instruction.modifiers[1] == "shared::cta":
+    if from_shared:
         origin = g.cta.cluster.cta(source >> RANK_SHIFT & 0xFF)
         start = source & OFFSET_MASK
 
@@ -262,9 +262,8 @@ def wait_group(g: Group, pending: int) -> None:
         closed = groups[:-1]
         due = closed[: len(closed) - pending] if pending else closed
         for work, _ in (item for group in due for item in group):
-            while work is not None and not work.done:
-                if not g.cta.cluster.asynchronous.step():
-                    break
+            if work is not None:
+                g.cta.cluster.asynchronous.finish(work)
         if observer is not None:
             for _, ticket in (item for group in due for item in group):
                 observer.join(g.cluster_warps()[0], ticket)
@@ -288,21 +287,3 @@ def _shared_bytes(cta: Cta, at: int, size: int) -> Any:
     if len(missing):
         raise Fault(f"bulk copy reads shared offset {at + int(missing[0]):#x}: never written")
     return cta.shared.data[at : at + size]
-
-
-def copy_small(
-    g: Group, destination: Any, source: Any, size: int, filled: int | None, site: Instruction
-) -> None:
-    """cp.async of 4, 8 or 16 bytes for each lane, done at once; bytes past ``filled`` are zero."""
-    width, count = (4, 1) if size == 4 else (8, size // 8)
-    if filled == 0:
-        zero: Any = (
-            [0] * count
-            if type(destination) is int
-            else [np.zeros(g.width, np.uint64 if width == 8 else np.uint32) for _ in range(count)]
-        )
-        store_shared(g, destination, width, zero if count > 1 else zero[0], site)
-        return
-    if filled not in (None, size):
-        raise Fault(f"cp.async with a source size of {filled}: only 0 and {size} are supported")
-    store_shared(g, destination, width, load_global(g, source, width, count, site), site)
