@@ -176,7 +176,7 @@ def loads(text: str, *, verify: bool = True) -> Manifest:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"manifest: not JSON: {error}") from None
     if not isinstance(document, dict):
         raise ManifestError(f"manifest: got {type(document).__name__}, need an object")

@@ -98,15 +98,22 @@ def load_matrix(path: Path) -> Matrix:
     import yaml
 
     try:
-        with path.open(encoding="utf-8") as file:
-            root = yaml.compose(file, Loader=yaml.SafeLoader)
+        text = path.read_text(encoding="utf-8-sig")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise MatrixError(f"{path}: cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise MatrixError(f"{path}{line}: not YAML: {problem}") from None
+    except UnicodeDecodeError as error:
+        raise MatrixError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise MatrixError(
+            f"{path}:{line}: not YAML: character {error.character!r}, {error.reason}"
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        where = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise MatrixError(f"{path}{where}: not YAML: {error.problem}") from None
+    except RecursionError:
+        raise MatrixError(f"{path}: nested too deeply, need sets, axes and lists") from None
     if root is None:
         raise MatrixError(f"{path}:1: empty, need a mapping with the key sets")
     return _Reader(path).matrix(root)
@@ -123,6 +130,8 @@ class _Reader:
         if "sets" not in top:
             self.fail(root, "no key sets")
         sets = self.mapping(top["sets"], "sets")
+        if not sets:
+            self.fail(top["sets"], "sets: got none, need at least one")
         return Matrix(self.path, {name: self.build_set(node, name) for name, node in sets.items()})
 
     def build_set(self, node: Node, name: str) -> tuple[BuildItem, ...]:
@@ -149,7 +158,12 @@ class _Reader:
         """The combinations of `axes` without the excluded ones."""
         nodes = self.mapping(axes, "axes", tuple(AXES))
         values = {
-            axis: [self.value(axis, item) for item in self.sequence(node, axis, empty=False)]
+            # Each value once: a list of repeated ones must not multiply.
+            axis: list(
+                dict.fromkeys(
+                    self.value(axis, item) for item in self.sequence(node, axis, empty=False)
+                )
+            )
             for axis, node in nodes.items()
         }
         rows = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
@@ -198,34 +212,37 @@ class _Reader:
         }
 
     def value(self, axis: str, node: Node) -> Any:
-        import yaml
-
-        value = yaml.SafeLoader("").construct_object(node, deep=True)
         allowed = AXES[axis]
+        value = _scalar(node)
         if not any(type(value) is type(a) and value == a for a in allowed):
             known = ", ".join(str(a).lower() if isinstance(a, bool) else str(a) for a in allowed)
-            self.fail(node, f"{axis}: got {value!r}, need one of {known}")
+            self.fail(node, f"{axis}: got {_shown(node)}, need one of {known}")
         return value
 
     def mapping(self, node: Node, what: str, keys: Sequence[str] | None = None) -> dict[str, Node]:
         from yaml import MappingNode
 
         if not isinstance(node, MappingNode):
-            self.fail(node, f"{what}: need a mapping")
+            self.fail(node, f"{what}: got {_shown(node)}, need a mapping")
         result: dict[str, Node] = {}
         for key, value in node.value:
-            if keys is not None and key.value not in keys:
-                self.fail(key, f"{what}: unknown key {key.value!r}, need one of {', '.join(keys)}")
-            if key.value in result:
-                self.fail(key, f"{what}: key {key.value!r} appears twice")
-            result[key.value] = value
+            name = _scalar(key)
+            if not isinstance(name, str):
+                self.fail(key, f"{what}: got key {_shown(key)}, need a name")
+            if keys is not None and name not in keys:
+                self.fail(key, f"{what}: unknown key {name!r}, need one of {', '.join(keys)}")
+            if name in result:
+                self.fail(key, f"{what}: key {name!r} appears twice")
+            result[name] = value
         return result
 
     def sequence(self, node: Node | None, what: str, *, empty: bool = True) -> list[Node]:
+        """The entries of a list that may be left out."""
         if node is None:
             return []
         if not _is_sequence(node) or not (empty or node.value):
-            self.fail(node, f"{what}: need a list{'' if empty else ' of at least one value'}")
+            got = "an empty one" if _is_sequence(node) else _shown(node)
+            self.fail(node, f"{what}: got {got}, need a list of values")
         return list(node.value)
 
     def fail(self, node: Node, message: str) -> NoReturn:
@@ -234,6 +251,30 @@ class _Reader:
 
 def _matches(values: Mapping[str, Any], rule: Mapping[str, list[Any]]) -> bool:
     return all(values[axis] in allowed for axis, allowed in rule.items())
+
+
+def _scalar(node: Node) -> Any:
+    """The value of a scalar; None for a list, a mapping and text that its tag does not take."""
+    import yaml
+
+    if not isinstance(node, yaml.ScalarNode):
+        return None
+    try:
+        return yaml.SafeLoader("").construct_object(node)
+    except (yaml.YAMLError, ValueError):
+        return None
+
+
+def _shown(node: Node) -> str:
+    """A node in an error message: a scalar as it was read, of a list or a mapping the kind."""
+    import yaml
+
+    if not isinstance(node, yaml.ScalarNode):
+        return "a list" if _is_sequence(node) else "a mapping"
+    if node.tag == "tag:yaml.org,2002:null":
+        return "nothing"
+    value = _scalar(node)
+    return f"{node.value!r} tagged {node.tag}" if value is None else repr(value)
 
 
 def _is_sequence(node: Node) -> bool:

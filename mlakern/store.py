@@ -159,6 +159,11 @@ class Store:
             for path in entry_directories(root.path):
                 yield root, path
 
+    @property
+    def places(self) -> str:
+        """The folders in the order of the search, for messages."""
+        return ", ".join(str(root.path) for root in self.roots)
+
     def _missing(self, config: KernelConfig) -> str:
         lines = [f"no kernel {config.name}; looked in"]
         present: set[KernelConfig] = set()

@@ -8,6 +8,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from fake_compiler import ended, wait_for
 from manifests import sample_cubin
 
 from mlakern.build import describe as describing
@@ -22,7 +23,7 @@ from mlakern.config import KernelConfig
 from mlakern.cubin import CubinError
 from mlakern.matrix import BuildItem
 from mlakern.signature import Kind, Parameter, offsets, signatures
-from mlakern.store import entry_directories, open_store
+from mlakern.store import StoreError, entry_directories, open_store
 
 CONFIG = KernelConfig()
 SIGNATURES = signatures(CONFIG)
@@ -287,6 +288,33 @@ class TestRunner:
         assert printed[:2] == [f"compiling {ITEMS[1].config.name}", "last words"]
         assert sorted(seen, key=lambda o: o.config) == outcomes
         assert len(entry_directories(tmp_path)) == 3
+
+    def test_a_compiler_that_hangs_is_ended_with_what_it_started(
+        self,
+        fake: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        processes = tmp_path / "processes"
+        monkeypatch.setenv("FAKE_CHILD", str(processes))
+        monkeypatch.setenv("FAKE_BEHAVIOUR", "hang")
+        outcomes = build(ITEMS, tmp_path / "store", jobs=1, timeout=3, compiler=fake)
+        assert [o.status for o in outcomes] == ["built", "failed", "built", "built"]
+        assert outcomes[1].error == "no result after 3 s; try a longer --timeout"
+        assert 3 <= outcomes[1].seconds < 30
+        assert outcomes[1].log.startswith(f"compiling {ITEMS[1].config.name}\n")
+        compiler, child = map(int, processes.read_text().split())
+        assert wait_for(lambda: ended(compiler))
+        assert wait_for(lambda: ended(child))
+
+    def test_a_store_that_cannot_be_written_stops_the_build_before_it_compiles(
+        self, fake: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        seen: list[Outcome] = []
+        with pytest.raises(StoreError, match="file/store: cannot be written: Not a directory"):
+            build(ITEMS, tmp_path / "file" / "store", progress=seen.append, compiler=fake)
+        assert seen == []
 
     def test_what_is_present_is_not_compiled_again(
         self,

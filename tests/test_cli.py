@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,12 +13,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from fake_compiler import ended, wait_for
 from manifests import publish_sample, sample_cubin, sample_manifest
 
 import mlakern
 from mlakern import store
 from mlakern.build import runner
+from mlakern.cli import main
 from mlakern.cli.app import app
+from mlakern.cli.common import emit_json
 from mlakern.config import KernelConfig
 from mlakern.runtime import driver
 from mlakern.sources import source_digest
@@ -92,6 +97,49 @@ class TestGroup:
         assert result.stdout == ""
 
     @pytest.mark.parametrize(
+        ("arguments", "code", "message"),
+        [
+            (["list", "--colour", "--json"], 2, "No such option"),
+            (["show", "mla_sm100a", "--json"], 2, "got 2 parts, need 9"),
+            (["show", "../../etc/passwd", "--json"], 2, "got 1 parts, need 9"),
+            (["plan", "--heads", "0", "--seq-lens", "9", "--json"], 2, "num_heads: got 0"),
+            (["plan", "--seq-lens", "1,,2", "--json"], 2, "got '1,,2', need integers"),
+            (["plan", "--seq-lens", "1_0", "--json"], 2, "got '1_0', need integers"),
+            (["run", "--mask", "round", "--all", "--json"], 2, "mask: got 'round', need one of"),
+            (["run", CONFIG.name, "--seed", "-1", "--json"], 2, "-1 is not in the range"),
+            (["build", "--jobs", "0", "--json"], 2, "0 is not in the range"),
+            (["build", "--timeout", "0", "--json"], 2, "0 is not in the range"),
+            (["verify", "--store", __file__, "--json"], 2, "is a file"),
+            (["verify", "--store", "nowhere", "--json"], 3, "no kernels in nowhere, "),
+            (["run", "--all", "--store", "nowhere", "--json"], 3, "no such kernel in nowhere, "),
+            (["prune", "--store", "nowhere", "--yes", "--json"], 2, "does not exist"),
+            (["nonsense", "--json"], 2, "No such command"),
+        ],
+    )
+    def test_what_ends_a_command_early_is_a_document_too(
+        self,
+        arguments: Sequence[str],
+        code: int,
+        message: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["mlakern", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        error = json.loads(printed.out)
+        assert (ended.value.code, error["status"]) == (code, {2: "usage", 3: "unavailable"}[code])
+        assert message in error["error"]
+        assert message in printed.err
+
+    def test_numbers_that_json_does_not_have_are_null(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        emit_json({"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}})
+        assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5, [None]], "b": {"c": None}}
+
+    @pytest.mark.parametrize(
         ("module", "extra", "arguments"),
         [
             ("click", "cli", ["list"]),
@@ -119,6 +167,20 @@ class TestGroup:
         assert (done.returncode, done.stderr) == (
             3,
             f"mlakern: {module} is not installed; try pip install 'mlakern[{extra}]'\n",
+        )
+
+    def test_a_missing_extra_is_a_document_too(self) -> None:
+        code = (
+            "import sys; sys.modules['rich'] = None; sys.argv[1:] = ['list', '--json']; "
+            "from mlakern.cli import main; main()"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (done.returncode, json.loads(done.stdout)) == (
+            3,
+            {
+                "status": "unavailable",
+                "error": "rich is not installed; try pip install 'mlakern[cli]'",
+            },
         )
 
 
@@ -219,6 +281,44 @@ class TestBuild:
             result.stderr
         )
 
+    def test_a_store_that_cannot_be_written_is_status_3(self, matrix: Path) -> None:
+        result = call("build", "--matrix", matrix, "--out", matrix / "store", "--json")
+        error = document(result, 3)["error"]
+        assert error.startswith(f"{matrix}/store: cannot be written: Not a directory; choose")
+
+    def test_an_interrupt_is_status_130_and_leaves_no_process_and_no_half_entry(
+        self, fake: str, matrix: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        processes = tmp_path / "processes"
+        monkeypatch.setenv("FAKE_CHILD", str(processes))
+        monkeypatch.setenv("FAKE_BEHAVIOUR", "hang")
+        code = (
+            f"from mlakern.build import runner; runner.COMPILER = {fake!r}; "
+            "from mlakern.cli import main; main()"
+        )
+        options = ["build", "--matrix", str(matrix), "--out", str(root), "--jobs", "1", "--json"]
+        build = subprocess.Popen(
+            [sys.executable, "-c", code, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        pids = wait_for(lambda: processes.exists() and processes.read_text().split())
+        build.send_signal(signal.SIGINT)
+        out, err = build.communicate(timeout=30)
+        assert (build.returncode, json.loads(out)) == (
+            130,
+            {"status": "interrupted", "error": "interrupted"},
+        )
+        assert "Traceback" not in err
+        for pid in map(int, pids):
+            assert wait_for(lambda pid=pid: ended(pid))
+        # The first configuration was built before the second one hung.
+        assert [path.name.partition("-")[0] for path in root.iterdir()] == [
+            KernelConfig(page_size=16).name
+        ]
+
     def test_without_a_place_for_the_cache_is_status_3(
         self, matrix: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -258,6 +358,7 @@ class TestList:
 
     def test_an_empty_store(self, root: Path) -> None:
         assert document(call("list", "--store", root, "--json")) == []
+        assert f"no kernels in {root}, " in call("list", "--store", root).stderr
 
 
 class TestShow:
@@ -325,7 +426,7 @@ class TestPrune:
         good = publish_sample(root)
         stale = publish_sample(root, OTHER, sources="ee" * 32)
         kept = call("prune", "--store", root, input="n\n")
-        assert kept.exit_code == 1
+        assert kept.exit_code == 0
         assert f"{stale}: built from other kernel sources" in kept.stdout
         assert stale.exists()
         assert call("prune", "--store", root, input="y\n").exit_code == 0

@@ -114,7 +114,7 @@ class TestSets:
     ("line", "message", "text"),
     [
         (1, "empty, need a mapping with the key sets", ""),
-        (1, "matrix: need a mapping", "- a\n"),
+        (1, "matrix: got a list, need a mapping", "- a\n"),
         (1, "no key sets", "{}\n"),
         (2, "matrix: unknown key 'set', need one of sets", "sets: {}\nset: {}\n"),
         (
@@ -123,6 +123,32 @@ class TestSets:
             "sets:\n  s:\n    axis: {}\n",
         ),
         (2, "set s holds no configuration", "sets:\n  s: {}\n"),
+        (2, "set s: got nothing, need a mapping", "sets:\n  s:\n"),
+        (1, "sets: got none, need at least one", "sets: {}\n"),
+        (2, "sets: got key a mapping, need a name", "sets:\n  {a: b}: {}\n"),
+        (3, "set s: got key a list, need a name", "sets:\n  s:\n    [a]: 1\n"),
+        (
+            4,
+            "pack_q: got 1, need one of false, true",
+            "sets:\n s:\n  include:\n  - pack_q: 1\n",
+        ),
+        (
+            1,
+            "page_size: got '2024-99-99' tagged tag:yaml.org,2002:timestamp, need one of 16",
+            "sets: {s: {include: [{page_size: 2024-99-99}]}}\n",
+        ),
+        (
+            1,
+            "page_size: got '64' tagged tag:yaml.org,2002:python/object:os.system, need one of 16",
+            "sets: {s: {include: [{page_size: !!python/object:os.system 64}]}}\n",
+        ),
+        (
+            1,
+            "page_size: got a list, need one of 16",
+            "sets: {s: {include: [{page_size: &a [*a]}]}}\n",
+        ),
+        (3, "not YAML: found character '\\t'", "sets:\n  s:\n\tinclude: []\n"),
+        (2, "not YAML: character 1, special characters", "sets:\n  s: \x01\n"),
         (
             4,
             "axes: unknown key 'pagesize', need one of arch, tile_m, page_size",
@@ -141,13 +167,18 @@ class TestSets:
         (3, "page_size: got '64', need one of", 'sets:\n  s:\n    include: [{page_size: "64"}]\n'),
         (
             4,
-            "page_size: need a list of at least one value",
+            "page_size: got an empty one, need a list of values",
             "sets:\n  s:\n    axes:\n      page_size: []\n",
         ),
-        (4, "page_size: need a list", "sets:\n  s:\n    axes:\n      page_size: 64\n"),
+        (
+            4,
+            "page_size: got 64, need a list of values",
+            "sets:\n  s:\n    axes:\n      page_size: 64\n",
+        ),
         (
             5,
-            "no kernel for this architecture yet; available: sm_100a, sm_103a, sm_107a; or exclude it",
+            "no kernel for this architecture yet; available: sm_100a, sm_103a, sm_107a; "
+            "or exclude it",
             "sets:\n  s:\n    axes:\n      page_size: [64]\n      arch: [sm_100a, sm_90a]\n",
         ),
         (
@@ -185,6 +216,38 @@ def test_an_error_names_file_and_line(tmp_path: Path, line: int, message: str, t
     place, _, said = str(caught.value).partition(": ")
     assert place == f"{tmp_path}/matrix.yaml:{line}"
     assert message in said
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"sets: \xff", "not UTF-8: invalid start byte at byte 6"),
+        (b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_text_or_no_matrix_at_all(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_bytes(content)
+    with pytest.raises(MatrixError) as caught:
+        load_matrix(file)
+    assert str(caught.value).startswith(f"{file}: {message}")
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_bytes(b"\xef\xbb\xbfsets: {s: {include: [{page_size: 32}]}}")
+    assert configs(load_matrix(file)) == [KernelConfig(page_size=32)]
+
+
+def test_repeated_values_do_not_multiply(tmp_path: Path) -> None:
+    many = ", ".join(["64"] * 300)
+    plain = ", ".join(["plain"] * 300)
+    true = ", ".join(["true"] * 300)
+    axes = f"{{page_size: [{many}], mask: [{plain}], pack_q: [{true}]}}"
+    matrix = read(tmp_path, f"sets: {{s: {{axes: {axes}}}}}")
+    assert configs(matrix) == [KernelConfig(page_size=64, mask="plain", pack_q=True)]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -221,7 +221,10 @@ def test_output_types_round_to_nearest_and_saturate() -> None:
 
 def test_speed_on_a_full_tile() -> None:
     a = attention((300,), heads=128)
-    modelled(a, Numerics())
-    start = time.perf_counter()
-    modelled(a, Numerics(), split(a, 2))
-    assert time.perf_counter() - start < 0.05  # 3 ms when alone
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        modelled(a, Numerics(), split(a, 2))
+        times.append(time.perf_counter() - start)
+    # 3 ms when alone; a loop over rows or keys takes seconds, a busy machine does not decide.
+    assert min(times) < 0.5

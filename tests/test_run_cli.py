@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from manifests import sample_manifest
+from manifests import publish_sample
 
-from mlakern.build.publish import StoreWriter
 from mlakern.cli.app import app
 from mlakern.config import KernelConfig
 from mlakern.planning import plan
 from mlakern.reference import Numerics, modelled
-from mlakern.store import source_digest
 from mlakern.validation import backends
 from mlakern.validation.backends import EmulatorBackend
 from mlakern.validation.compare import Output
@@ -38,9 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLAKERN_CACHE_DIR", str(tmp_path / "none"))
     monkeypatch.delenv("MLAKERN_CUBIN_DIR", raising=False)
     for config in (GOOD, WRONG):
-        manifest = sample_manifest(config)
-        current = replace(manifest.provenance, sources=source_digest(), key=config.name[-3:] * 20)
-        StoreWriter(tmp_path / "store").publish(replace(manifest, provenance=current), b"", "")
+        publish_sample(tmp_path / "store", config)
     monkeypatch.setattr(EmulatorBackend, "execute", execute)
     return tmp_path / "store"
 
@@ -132,9 +127,7 @@ def test_json_of_one_kernel(store: Path) -> None:
 def problem_of(store: Path, mask: str, *options: str | int) -> tuple[Problem, dict[str, Any]]:
     """The problem that `run` makes for a kernel of this mask, and its JSON."""
     config = GOOD.with_axes(mask=mask)
-    manifest = sample_manifest(config)
-    key = replace(manifest.provenance, sources=source_digest(), key="5" * 64)
-    StoreWriter(store).publish(replace(manifest, provenance=key), b"", "")
+    publish_sample(store, config)
     done = mlakern("run", config.name, "--store", store, "--json", *options)
     assert done.exit_code == 0, done.output
     ((_, problem),) = SEEN
@@ -190,8 +183,35 @@ def test_all_runs_what_the_store_serves(store: Path) -> None:
 def test_all_of_nothing_is_no_pass(store: Path, tmp_path: Path) -> None:
     done = mlakern("run", "--all", "--store", tmp_path / "empty")
     assert done.exit_code == 3
-    assert done.stdout.splitlines()[-1] == "UNAVAILABLE"
+    assert f"no such kernel in {tmp_path}/empty, " in done.stderr
     assert mlakern("run", "--all", "--store", store, "--mask", "plain").exit_code == 3
+
+
+def test_all_names_a_damaged_kernel(store: Path) -> None:
+    (manifest,) = store.glob(f"{WRONG.name}-*/manifest.json")
+    manifest.write_text("{")
+    done = mlakern("run", "--all", "--store", store)
+    assert done.exit_code == 0
+    assert f"passed over: {manifest}: manifest: not JSON" in done.stderr
+
+
+def test_a_missing_cubin_is_no_pass(store: Path) -> None:
+    (cubin,) = store.glob(f"{GOOD.name}-*/kernel.cubin")
+    cubin.unlink()
+    done = mlakern("run", GOOD.name, "--store", store, "--json")
+    assert done.exit_code == 1
+    document = json.loads(done.stdout)
+    assert document["status"] == "fail"
+    assert document["reason"].startswith(f"{cubin}: No such file or directory")
+    assert SEEN == []
+
+
+def test_a_problem_larger_than_memory_cannot_run(store: Path) -> None:
+    done = mlakern("run", GOOD.name, "--store", store, "--seq-lens", "2000000000", "--json")
+    assert done.exit_code == 3
+    assert (
+        json.loads(done.stdout)["reason"] == "no memory for 2000000000 keys; try shorter seq_lens"
+    )
 
 
 @pytest.mark.parametrize(

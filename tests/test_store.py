@@ -269,6 +269,8 @@ class TestPublication:
 
         for call in ("mkdir", "rename", "unlink", "rmdir"):
             monkeypatch.setattr(os, call, refuse)
+            # Python 3.10's Path holds its own references to the functions of os.
+            monkeypatch.setattr(Path, call, refuse)
         assert load(tmp_path)[0] == sample_cubin()
         with pytest.raises(StoreError, match="Read-only file system; choose another folder"):
             publish_sample(tmp_path, OTHER)

@@ -38,6 +38,15 @@ class StoreWriter:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def check_writable(self) -> None:
+        """Make the folder if there is none; StoreError if entries cannot be written into it."""
+        probe = self._temporary()
+        try:
+            probe.mkdir(parents=True)
+            probe.rmdir()
+        except OSError as error:
+            raise _unwritable(self.root, error) from error
+
     def publish(self, manifest: Manifest, cubin: bytes, ptx: str) -> Path:
         """The folder of the entry, which is complete and on disk on return.
 
@@ -61,10 +70,7 @@ class StoreWriter:
             self._move_in(temporary, final)
             _sync_directory(self.root)
         except OSError as error:
-            raise StoreError(
-                f"{final}: cannot be written: {error.strerror}; "
-                f"choose another folder with --out or ${store.CACHE_DIR_VARIABLE}"
-            ) from error
+            raise _unwritable(final, error) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return final
@@ -125,6 +131,13 @@ def _entry_garbage(path: Path) -> Garbage | None:
     except (StoreError, SchemaError) as error:
         return Garbage(path, str(error))
     return None
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{path}: cannot be written: {error.strerror}; "
+        f"choose another folder with --out or ${store.CACHE_DIR_VARIABLE}"
+    )
 
 
 def _write_synced(path: Path, content: bytes) -> None:

@@ -21,6 +21,9 @@ from mlakern.build.key import BuildKey
 from mlakern.build.publish import StoreWriter
 from mlakern.matrix import BuildItem
 from mlakern.sources import source_digest
+from mlakern.store import StoreError
+
+LOG_NAME = "log"
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,15 @@ class Reply:
     seconds: float
 
 
-def serve(connection: Connection, log: Path, compiler: str) -> None:
+def serve(connection: Connection, folder: Path, compiler: str) -> None:
     """Answer jobs until the connection ends.
 
-    compiler: name of the module whose compile_config compiles.
+    folder: this worker's own, for its log and for what a compilation leaves behind. compiler: name
+    of the module whose compile_config compiles.
     """
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    # Whoever ends this process ends its group, and with it an assembler that hangs.
+    os.setpgid(0, 0)
+    descriptor = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     while True:
@@ -54,15 +60,15 @@ def serve(connection: Connection, log: Path, compiler: str) -> None:
             job: Job = connection.recv()
         except EOFError:
             return
-        connection.send(_answer(job, compiler))
+        connection.send(_answer(job, folder, compiler))
 
 
-def _answer(job: Job, compiler: str) -> Reply:
+def _answer(job: Job, folder: Path, compiler: str) -> Reply:
     start = time.monotonic()
     path, error = None, ""
     try:
-        path = _build(job, compiler)
-    except BuildError as failure:
+        path = _build(job, folder, compiler)
+    except (BuildError, StoreError) as failure:
         error = str(failure)
     except Exception as failure:
         # The DSL raises what it likes; one configuration's failure is a row in the table.
@@ -73,11 +79,11 @@ def _answer(job: Job, compiler: str) -> Reply:
     return Reply(path, error, time.monotonic() - start)
 
 
-def _build(job: Job, compiler: str) -> Path:
+def _build(job: Job, folder: Path, compiler: str) -> Path:
     # This process has imported the sources as they are now, not as they were when the key was made.
     if source_digest() != job.key.sources:
         raise BuildError("kernel sources changed during the build; build again")
-    with tempfile.TemporaryDirectory(prefix="mlakern-") as workdir:
+    with tempfile.TemporaryDirectory(dir=folder) as workdir:
         compiled = importlib.import_module(compiler).compile_config(job.item.config, Path(workdir))
     manifest = describe(job.item.config, compiled, job.key, allow_spills=job.item.allow_spills)
     return StoreWriter(job.root).publish(manifest, compiled.cubin, compiled.ptx)

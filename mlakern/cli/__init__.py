@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 # Which extra of the package brings a module that a command misses.
@@ -19,14 +20,15 @@ _EXTRAS = {
 def main() -> None:
     """Run the command line; a missing optional package is reported with the extra that has it."""
     try:
-        from mlakern.cli.app import app
+        from mlakern.cli.app import run
 
-        app(prog_name="mlakern")
+        sys.exit(run())
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in _EXTRAS:
             raise
-        sys.stderr.write(
-            f"mlakern: {module} is not installed; try pip install 'mlakern[{_EXTRAS[module]}]'\n"
-        )
+        message = f"{module} is not installed; try pip install 'mlakern[{_EXTRAS[module]}]'"
+        if "--json" in sys.argv:
+            print(json.dumps({"status": "unavailable", "error": message}))
+        print(f"mlakern: {message}", file=sys.stderr)
         sys.exit(3)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 import click
 
 from mlakern import __version__
+from mlakern.cli.common import ExitCode, emit_error
 
 # Command to (module, its name there, one line of help).
 _COMMANDS = {
@@ -43,5 +45,27 @@ class _LazyGroup(click.Group):
 def app() -> None:
     """FP8 MLA decode kernels, compiled ahead of time.
 
-    Exit status: 0 right, 1 wrong, 2 usage, 3 cannot be done here (and why).
+    Exit status: 0 right, 1 wrong, 2 usage, 3 cannot be done here (and why), 130 interrupted.
     """
+
+
+def run() -> int:
+    """Run the command line and return its exit status.
+
+    Whatever ends a command early is told on stderr and, with --json, in a document on stdout.
+    """
+    try:
+        return app.main(prog_name="mlakern", standalone_mode=False) or ExitCode.OK
+    except click.ClickException as error:
+        error.show()
+        return _report(ExitCode.USAGE, error.format_message())
+    except click.Abort:
+        click.echo("mlakern: interrupted", err=True)
+        return _report(ExitCode.INTERRUPTED, "interrupted")
+
+
+def _report(code: ExitCode, message: str) -> ExitCode:
+    # The parser may not have got as far as the option.
+    if "--json" in sys.argv:
+        emit_error(code, message)
+    return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,9 +29,14 @@ def axis_options(function: F) -> F:
 
 
 def given_axes(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the axes that were given out of a command's options."""
+    """Take the axes that were given out of a command's options; UsageError for an unknown value."""
     axes = {axis: options.pop(axis) for axis in AXES}
-    return {axis: value for axis, value in axes.items() if value is not None}
+    given = {axis: value for axis, value in axes.items() if value is not None}
+    for axis, value in given.items():
+        if value not in AXES[axis]:
+            known = ", ".join(map(str, AXES[axis]))
+            raise click.UsageError(f"{axis}: got {value!r}, need one of {known}")
+    return given
 
 
 def config_from(config: KernelConfig | None, axes: dict[str, Any]) -> KernelConfig:
@@ -55,7 +61,7 @@ class IntegerList(click.ParamType[tuple[int, ...]]):
     ) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        try:
-            return tuple(int(item) for item in str(value).split(","))
-        except ValueError:
+        items = str(value).split(",")
+        if not all(re.fullmatch(r" *-?[0-9]+ *", item) for item in items):
             self.fail(f"got {value!r}, need integers separated by commas", param, ctx)
+        return tuple(int(item) for item in items)

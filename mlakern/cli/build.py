@@ -33,6 +33,13 @@ _MATRIX = Path("build_matrix.yaml")
 @click.option("--shard", default="1/1", metavar="I/N", help="Only the I-th of N shares.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compiler processes [one for each CPU].")
 @click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=runner.TIMEOUT,
+    show_default=True,
+    help="Seconds for one configuration.",
+)
+@click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Store folder [user cache]."
 )
 @json_option
@@ -43,6 +50,7 @@ def build(
     archs: tuple[str, ...],
     shard: str,
     jobs: int | None,
+    timeout: float,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -62,7 +70,7 @@ def build(
         except MatrixError as error:
             stop(ExitCode.USAGE, str(error))
     start = time.monotonic()
-    outcomes = _run(items, root, jobs)
+    outcomes = _run(items, root, jobs, timeout)
     seconds = time.monotonic() - start
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if as_json:
@@ -83,7 +91,7 @@ def build(
         click.get_current_context().exit(ExitCode.FAILED)
 
 
-def _run(items: Sequence[BuildItem], root: Path, jobs: int | None) -> list[Outcome]:
+def _run(items: Sequence[BuildItem], root: Path, jobs: int | None, timeout: float) -> list[Outcome]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -97,7 +105,16 @@ def _run(items: Sequence[BuildItem], root: Path, jobs: int | None) -> list[Outco
             progress.update(task, advance=1, description=outcome.config.name)
 
         try:
-            return runner.build(items, root, jobs=jobs, progress=advance, compiler=runner.COMPILER)
+            return runner.build(
+                items,
+                root,
+                jobs=jobs,
+                timeout=timeout,
+                progress=advance,
+                compiler=runner.COMPILER,
+            )
+        except StoreError as error:
+            stop(ExitCode.UNAVAILABLE, str(error))
         except importlib.metadata.PackageNotFoundError as error:
             stop(
                 ExitCode.UNAVAILABLE,

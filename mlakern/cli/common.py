@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from enum import IntEnum
@@ -27,6 +28,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     UNAVAILABLE = 3
+    INTERRUPTED = 130  # as shells say of SIGINT
 
 
 def json_option(function: F) -> F:
@@ -47,14 +49,30 @@ def store_option(function: F) -> F:
 
 
 def emit_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2, sort_keys=True))
+    """Print a document; NaN and infinities, which JSON does not have, become null."""
+    click.echo(json.dumps(_finite(document), indent=2, sort_keys=True, allow_nan=False))
+
+
+def emit_error(code: ExitCode, message: str) -> None:
+    """The document of a command that has no other to print."""
+    emit_json({"status": code.name.lower(), "error": message})
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
 
 
 def stop(code: ExitCode, message: str) -> NoReturn:
     """End the command with this status; the message goes to stderr, or into the JSON document."""
     context = click.get_current_context()
     if context.params.get("as_json"):
-        emit_json({"status": code.name.lower(), "error": message})
+        emit_error(code, message)
     click.echo(f"mlakern {context.info_name}: {message}", err=True)
     context.exit(int(code))
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from mlakern.cli.common import (
     ConfigName,
     ExitCode,
+    console,
     emit_json,
     json_option,
     output,
@@ -70,9 +71,13 @@ def list_kernels(store_path: Path | None, as_json: bool) -> None:
     serves: what a load returns. shadowed: an earlier one serves. stale: built from other kernel
     sources than the installed ones, never served. foreign: of another package version.
     """
-    rows = listing(open_store(store_path))
+    store = open_store(store_path)
+    rows = listing(store)
     if as_json:
         emit_json([document_of(row) for row in rows])
+        return
+    if not rows:
+        console.print(f"no kernels in {store.places}", markup=False)
         return
     table = Table("kernel", "state", "from")
     for name in ("arch", "registers", "shared B", "cubin KiB"):

@@ -13,7 +13,9 @@ from mlakern.store import user_cache
 
 @click.command()
 @click.option(
-    "--store", type=click.Path(file_okay=False, path_type=Path), help="Store folder [user cache]."
+    "--store",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Store folder [user cache].",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -34,8 +36,8 @@ def prune(store: Path | None, yes: bool, as_json: bool) -> None:
         for item in garbage:
             output.print(f"{item.path}: {item.reason}", markup=False)
         output.print(f"{len(garbage)} to remove in {root}", markup=False)
-        if garbage and not yes:
-            click.confirm("Remove them?", abort=True)
+        if garbage and not (yes or click.confirm("Remove them?")):
+            return
     writer.remove(garbage)
     if as_json:
         removed = [{"path": str(item.path), "reason": item.reason} for item in garbage]

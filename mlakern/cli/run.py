@@ -17,6 +17,7 @@ from mlakern.cli.common import (
     emit_json,
     json_option,
     output,
+    stop,
     store_option,
 )
 from mlakern.cli.kernels import listing
@@ -84,7 +85,7 @@ _COLUMN_OF = {
     show_default=True,
     help="Emulator: what the planner sees.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--values", type=click.Choice(VALUES), default="random", show_default=True)
 @click.option("--layout", type=click.Choice(list(LAYOUTS)), default="joined", show_default=True)
 @click.option("--softmax-scale", type=float, default=MODEL_SCALE, help="[1/sqrt(192)]")
@@ -124,6 +125,8 @@ def run(
     store = open_store(store_path)
     spec = _spec(options)
     configs = _present(store, axes) if run_all else [config_from(config, axes)]
+    if not configs:
+        stop(ExitCode.UNAVAILABLE, f"no such kernel in {store.places}; try mlakern build")
 
     def backend_for(kernel: KernelConfig) -> Backend:
         gpu = GpuBackend()
@@ -162,9 +165,13 @@ def _is_small(spec: ProblemSpec) -> bool:
 
 
 def _present(store: Store, axes: dict[str, Any]) -> list[KernelConfig]:
+    rows = listing(store)
+    for row in rows:
+        if row.state == "damaged":
+            console.print(f"passed over: {row.error}", markup=False)
     return [
         row.entry.manifest.config
-        for row in listing(store)
+        for row in rows
         if row.entry
         and row.state == "serves"
         and axes.items() <= row.entry.manifest.config.as_dict().items()
@@ -179,7 +186,10 @@ def _report(
 ) -> Report:
     backend = backend_for(config)
     try:
-        return validate(store.find(config), spec, backend)
+        entry = store.find(config)
+        # The emulator runs the PTX: a damaged or missing cubin beside it must not pass.
+        entry.verify()
+        return validate(entry, spec, backend)
     except MissingKernelError as error:
         return Report(config, backend.name, spec, UNAVAILABLE, reason=str(error))
     except StoreError as error:
@@ -192,7 +202,6 @@ def _exit_code(reports: Sequence[Report]) -> ExitCode:
     statuses = {report.status for report in reports}
     if FAIL in statuses:
         return ExitCode.FAILED
-    # Nothing to run proves nothing.
     return ExitCode.OK if statuses == {PASS} else ExitCode.UNAVAILABLE
 
 
@@ -225,8 +234,6 @@ def _print(reports: Sequence[Report]) -> None:
     for report in reports:
         if report.reason:
             output.print(f"{report.config.name}: {report.reason}", markup=False, soft_wrap=True)
-    if not reports:
-        output.print("no kernel to run; try mlakern build", markup=False)
     verdict = {ExitCode.OK: "PASS", ExitCode.FAILED: "FAIL", ExitCode.UNAVAILABLE: "UNAVAILABLE"}
     output.print(verdict[_exit_code(reports)], markup=False)
 

@@ -51,7 +51,8 @@ def verify(
     both references. What is finished is kept in the report's data (.jsonl): a run that was killed
     goes on, and a kernel that has not changed is not run again.
 
-    Exit status 1 if a file is damaged or a kernel wrong, 3 if a kernel of the set is not built.
+    Exit status 1 if a file is damaged or a kernel wrong, 3 if there is none or one of the set is
+    not built.
     """
     store = open_store(store_path)
     if report is None:
@@ -67,6 +68,8 @@ def verify(
 
 def _check_files(store: Store, as_json: bool) -> None:
     rows = listing(store, check_files=True)
+    if not rows:
+        stop(ExitCode.UNAVAILABLE, f"no kernels in {store.places}")
     damaged = [row for row in rows if row.state == "damaged"]
     if as_json:
         emit_json(

@@ -95,6 +95,11 @@ class Asynchronous:
         self.cluster.events += 1
         return True
 
+    def finish(self, work: Work) -> None:
+        """Complete operations until a given copy is done."""
+        while not work.done and self.step():
+            pass
+
     def drain(self) -> None:
         """Complete everything."""
         while self.step():

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlakern.emulator import mbarrier, tensormap_image, tma
-from mlakern.emulator.access import load_global, store_shared
 from mlakern.emulator.addresses import GLOBAL, OFFSET_MASK, PARAM, RANK_SHIFT, WINDOW_SHIFT
 from mlakern.emulator.errors import Fault
 from mlakern.emulator.observer import SharedRegion
-from mlakern.tensormap import TensorMap, TensorMapError
+from mlakern.tensormap import TensorMap
 
 if TYPE_CHECKING:
     from mlakern.emulator.asynchronous import Work
@@ -27,8 +26,15 @@ if TYPE_CHECKING:
 _LOW = (1 << WINDOW_SHIFT) - 1
 
 
-def tensor_map(g: Group, address: int) -> TensorMap:
-    """The tensor map at a generic address: a kernel parameter, or 128 bytes of global memory."""
+def tensor_map(
+    g: Group, address: int, coordinates: list[int]
+) -> tuple[TensorMap, list[int], str | None]:
+    """The tensor map at a generic address: a kernel parameter, or 128 bytes of global memory.
+
+    Returns it, signed coordinates in its elements (pairs of 4-bit ones are one), and the name of
+    their type where an encoded map tells.
+    """
+    signed = [c - (1 << 32) if c >> 31 else c for c in coordinates]
     launch = g.cta.launch
     place = address >> WINDOW_SHIFT << WINDOW_SHIFT
     if address % 64:
@@ -36,17 +42,16 @@ def tensor_map(g: Group, address: int) -> TensorMap:
     if place == PARAM:
         found = launch.tensor_maps.get(address & _LOW)
         if found is not None:
-            return found
+            return found, signed, None
         image = bytes(launch.parameters.data[address & _LOW :][:128])
     elif place == GLOBAL:
         data, at = launch.memory.span(address, 128, write=False)
         image = bytes(data[at : at + 128])
     else:
         raise Fault(f"tensor map at {address:#x}: need a parameter or global memory")
-    try:
-        return tensormap_image.decode(image)
-    except TensorMapError as error:
-        raise Fault(str(error)) from None
+    if tensormap_image.holds_nibbles(image):
+        signed[0] //= 2
+    return tensormap_image.decode(image), signed, tensormap_image.element_type(image)
 
 
 def _destinations(g: Group, address: int, mask: int | None) -> list[tuple[Cta, int]]:
@@ -91,11 +96,10 @@ def load_tensor(
     instruction: Instruction,
 ) -> None:
     """cp.async.bulk.tensor from global to shared memory."""
-    described = tensor_map(g, map_address)
+    described, signed, _ = tensor_map(g, map_address, coordinates)
     at = destination & OFFSET_MASK
     if at % tma.SHARED_ALIGNMENT:
         raise Fault(f"destination {destination:#x}: need {tma.SHARED_ALIGNMENT}-byte alignment")
-    signed = [c - (1 << 32) if c >> 31 else c for c in coordinates]
     memory = g.cta.launch.memory
 
     def fetch() -> Any:
@@ -115,12 +119,13 @@ def load_bytes(
     size: int,
     barrier: int,
     mask: int | None,
+    from_shared: bool,
     instruction: Instruction,
 ) -> None:
     """cp.async.bulk from global, or from this CTA's shared memory to another's."""
     at = destination & OFFSET_MASK
     _check_bulk(destination, source, size)
-    if instruction.modifiers[1] == "shared::cta":
+    if from_shared:
         origin = g.cta.cluster.cta(source >> RANK_SHIFT & 0xFF)
         start = source & OFFSET_MASK
 
@@ -192,12 +197,11 @@ def store_tensor(
     instruction: Instruction,
 ) -> None:
     """cp.async.bulk.tensor from shared to global memory, in the thread's current bulk group."""
-    described = tensor_map(g, map_address)
+    described, signed, _ = tensor_map(g, map_address, coordinates)
     cta = g.cta.cluster.cta(source >> RANK_SHIFT)
     at = source & OFFSET_MASK
     if at % tma.SHARED_ALIGNMENT:
         raise Fault(f"source {source:#x}: need {tma.SHARED_ALIGNMENT}-byte alignment")
-    signed = [c - (1 << 32) if c >> 31 else c for c in coordinates]
     memory = g.cta.launch.memory
 
     def action() -> None:
@@ -258,9 +262,8 @@ def wait_group(g: Group, pending: int) -> None:
         closed = groups[:-1]
         due = closed[: len(closed) - pending] if pending else closed
         for work, _ in (item for group in due for item in group):
-            while work is not None and not work.done:
-                if not g.cta.cluster.asynchronous.step():
-                    break
+            if work is not None:
+                g.cta.cluster.asynchronous.finish(work)
         if observer is not None:
             for _, ticket in (item for group in due for item in group):
                 observer.join(g.cluster_warps()[0], ticket)
@@ -284,21 +287,3 @@ def _shared_bytes(cta: Cta, at: int, size: int) -> Any:
     if len(missing):
         raise Fault(f"bulk copy reads shared offset {at + int(missing[0]):#x}: never written")
     return cta.shared.data[at : at + size]
-
-
-def copy_small(
-    g: Group, destination: Any, source: Any, size: int, filled: int | None, site: Instruction
-) -> None:
-    """cp.async of 4, 8 or 16 bytes for each lane, done at once; bytes past ``filled`` are zero."""
-    width, count = (4, 1) if size == 4 else (8, size // 8)
-    if filled == 0:
-        zero: Any = (
-            [0] * count
-            if type(destination) is int
-            else [np.zeros(g.width, np.uint64 if width == 8 else np.uint32) for _ in range(count)]
-        )
-        store_shared(g, destination, width, zero if count > 1 else zero[0], site)
-        return
-    if filled not in (None, size):
-        raise Fault(f"cp.async with a source size of {filled}: only 0 and {size} are supported")
-    store_shared(g, destination, width, load_global(g, source, width, count, site), site)

@@ -20,7 +20,9 @@ from mlakern.emulator.runtime import ConvergenceWait
 from mlakern.emulator.writer import Mode
 
 if TYPE_CHECKING:
+    from mlakern.emulator.asynchronous import Work
     from mlakern.emulator.cta import Cta
+    from mlakern.emulator.observer import Ticket
 
 BUNDLE_THREADS = 128
 QUOTA = 400  # regions that a bundle runs before others get a turn
@@ -48,6 +50,10 @@ class Bundle:
         self.local = np.zeros((size, local), np.uint8)
         self.local_written = np.zeros((size, local), np.bool_)
         self.queued = False
+        # Groups of wgmma in flight: the issuing warps with what their completion tells.
+        self.wgmma_groups: list[list[tuple[int, Ticket]]] = [[]]
+        # Groups of cp.async that may be in flight, of each lane; the last group is still open.
+        self.small_copies: dict[int, list[list[Work | None]]] = {}
         self.bulk_groups: dict[int, list[list[Any]]] = {}
         first = Group(self, np.arange(size), Registers())
         self._enter(first, 0, {})

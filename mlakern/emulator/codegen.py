@@ -38,6 +38,7 @@ _BASE_NAMESPACE: dict[str, Any] = {
     "from_float64": values.from_float64,
     "defined": runtime.defined,
     "converged": runtime.converged,
+    "uniform": runtime.uniform,
     "where": np.where,
     "arange": np.arange,
     "BLOCKED": BLOCKED,

@@ -21,6 +21,7 @@ from mlakern.emulator.tmem import TensorMemory
 if TYPE_CHECKING:
     from mlakern.emulator.group import Group
     from mlakern.emulator.launch import Launch
+    from mlakern.emulator.tensor import PairAllocation
 
 Index = tuple[int, int, int]
 _STALLS = 2  # rounds in which every time limit passes without an event before it is a deadlock
@@ -47,6 +48,7 @@ class Cta:
         self.tensor = TensorMemory(launch.machine.tensor_columns)
         self.operands = MmaCta(self.shared.data, self.shared.written, self.tensor)
         self.tensor_waiters: list[Group] = []
+        self.pair_allocation: PairAllocation | None = None
         self.mbarriers: dict[int, MBarrier] = {}
         self.named_barriers: dict[int, NamedBarrier] = {}
         self.threads_alive = launch.threads

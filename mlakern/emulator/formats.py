@@ -103,6 +103,15 @@ def narrow(values: F32, name: Small, relu: bool = False) -> U8:
     return _relu(codes, values) if relu else codes
 
 
+def widen_scale(codes: U8, name: Literal["ue8m0", "ue4m3"]) -> F32:
+    """Values of scale factors: ue8m0 is 2^(code - 127), 0xff NaN; ue4m3 is e4m3 without a sign."""
+    if name == "ue4m3":
+        return widen(codes & np.uint8(0x7F), "e4m3")
+    powers = np.ldexp(1.0, codes.astype(np.int64) - 127)
+    values: F32 = np.where(codes == 0xFF, np.nan, powers).astype(np.float32)
+    return values
+
+
 def f16_to_f32(codes: U16) -> F32:
     """Exact."""
     return np.ascontiguousarray(codes, dtype=np.uint16).view(np.float16).astype(np.float32)

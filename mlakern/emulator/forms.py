@@ -40,7 +40,7 @@ class Forms(Writer):
         if form.isupper():
             return self.get(value, form.lower())
         if form in values.SCALAR_KINDS:
-            raise self.error("an operand that must be the same in all lanes differs between them")
+            return self.same(value, form)
         name = self.name(form)
         source = value.names.get(value.kind) or next(iter(value.names.values()))
         self.line(f"{name} = {source}.view({self.dtype(form, value.width)})")
@@ -93,8 +93,17 @@ class Forms(Writer):
         self.line(f"{name} = array({code}, {dtype}){view}")
         return name
 
+    def same(self, value: Value, form: str) -> str:
+        """The one value of all lanes of an operand that must not differ between them."""
+        array = "p" if value.kind == "p" else "u"
+        bits = Value(value.width, "b" if array == "p" else "i", {})
+        bits.names[bits.kind] = self.temporary(f"uniform({self.get(value, array)})")
+        return self.get(bits, form)
+
     def convert_halves(self, value: Value, form: str) -> str:
         assert value.halves is not None
+        if form in values.SCALAR_KINDS:
+            return self.same(value, form)
         low, high = (self.get(half, "U") for half in value.halves)
         name = self.name("u")
         self.line(f"{name} = join({low}, {high})")

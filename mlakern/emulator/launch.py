@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,8 +109,14 @@ class Launch:
         self._specials: dict[tuple[str, int, int], Any] = {}
         self._check()
         self.clusters = tuple(g // c for g, c in zip(grid, cluster, strict=True))
+        x, y, z = (range(count) for count in self.clusters)
+        self._waiting = ((i, j, k) for k, j, i in product(z, y, x))
         self.tensor_maps: dict[int, TensorMap] = {}
         self.parameters = Store(self._pack(parameters), "parameter")
+
+    def take_cluster(self) -> Size | None:
+        """The index of the next cluster that has not begun, x fastest; None when all have."""
+        return next(self._waiting, None)
 
     def _check(self) -> None:
         name = self.entry.name

@@ -56,3 +56,9 @@ def _observe(g: Group, offsets: Any, cta: int, count: int, access: Access, site:
     if observer is not None:
         warps = np.repeat(np.array(g.cluster_warps()), 8 * count)
         observer.shared(site, warps, cta, offsets, 16, access)
+
+
+def transpose(values: Any) -> Any:
+    """movmatrix: the 8×8 matrix in one register of each warp, transposed."""
+    halves = values.view(np.uint16).reshape(-1, 8, 8)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).view(np.uint32).reshape(-1)

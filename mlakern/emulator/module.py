@@ -85,11 +85,9 @@ class Module:
         before = {variant: variant.hits for variant in code.variants.values()}
         count = 0
         with np.errstate(all="ignore"):
-            for z in range(launch.clusters[2]):
-                for y in range(launch.clusters[1]):
-                    for x in range(launch.clusters[0]):
-                        _run(launch, (x, y, z))
-                        count += 1
+            while (index := launch.take_cluster()) is not None:
+                _run(launch, index)
+                count += 1
         return _report(code, before, count)
 
     def _place_variables(self, entry: Entry, memory: GlobalMemory) -> dict[str, int]:

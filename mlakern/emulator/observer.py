@@ -118,6 +118,10 @@ class Observer(Protocol):
     def bulk_store(self, site: Site, warp: int, reads: Sequence[SharedRegion]) -> Ticket:
         """TMA or bulk copy out of shared memory; waiting for its bulk group is a ``join``."""
 
+    def wgmma(self, site: Site, warp: int, reads: Sequence[SharedRegion]) -> Ticket:
+        """wgmma.mma_async reads operands for one of its warps; waiting for its group is a
+        ``join``."""
+
     def mma(
         self,
         site: Site,

@@ -86,6 +86,11 @@ def widen(elements: Bytes, format_: str) -> F32:
     if format_ in ("e4m3", "e5m2"):
         # Two elements at once: half the look-ups.
         values = _pair_table(format_).take(elements.view(np.uint16)).view(np.float32)
+    elif format_ == "e2m1":
+        nibbles = np.stack((elements & np.uint8(15), elements >> np.uint8(4)), axis=-1)
+        values = formats.widen(nibbles.reshape(*elements.shape[:-1], -1), "e2m1")
+    elif format_ in ("u8", "s8"):
+        values = elements.view(np.uint8 if format_ == "u8" else np.int8).astype(np.float32)
     elif format_ == "f16":
         values = elements.view(np.float16).astype(np.float32)
     elif format_ == "bf16":

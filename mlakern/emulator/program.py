@@ -5,9 +5,11 @@ Plain data. `ptx.py` builds it, `flow.py` and the code generator read it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from mlakern.emulator.errors import PtxError
 from mlakern.emulator.observer import Site
 
 if TYPE_CHECKING:
@@ -89,6 +91,13 @@ class Memory:
     items: tuple[Operand, ...] = ()
 
 
+def items_of(operand: Operand) -> tuple[Operand, ...]:
+    """The elements of a vector, of nested ones too; else the operand itself."""
+    if not isinstance(operand, Vector):
+        return (operand,)
+    return tuple(item for inner in operand.items for item in items_of(inner))
+
+
 Operand: TypeAlias = "Reg | Imm | FloatImm | Special | Symbol | Sink | Not | Both | Vector | Memory"
 
 
@@ -96,9 +105,10 @@ Operand: TypeAlias = "Reg | Imm | FloatImm | Special | Symbol | Sink | Not | Bot
 class Instruction(Site):
     """One instruction; its text and PTX line are those of a `Site`.
 
-    pc: its index in the kernel. row: its line in the opcode table. modifiers: what follows
-    the opcode except types, in order; types: ``s32`` and the like, in order. guard: (predicate,
-    runs when the predicate is …), only on branches: other guarded instructions were rewritten.
+    pc: its index in the kernel. row: its line in the opcode table. modifiers: what follows the
+    opcode except types and what has no effect, in order; types: ``s32`` and the like, in order.
+    guard: (predicate, runs when the predicate is …), only on branches: other guarded instructions
+    were rewritten.
     """
 
     pc: int
@@ -110,6 +120,15 @@ class Instruction(Site):
 
     def has(self, modifier: str) -> bool:
         return modifier in self.modifiers
+
+    def choice(self, names: Iterable[str]) -> str:
+        """The one of these modifiers that the instruction has; PtxError if it has none."""
+        names = tuple(names)
+        for modifier in self.modifiers:
+            if modifier in names:
+                return modifier
+        listed = " ".join(f".{name}" for name in names)
+        raise PtxError(f"line {self.line}: {self.text}: need one of {listed}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class _Scope:
     """
 
     suffix: str
-    registers: dict[str, Reg] = field(default_factory=dict)
+    registers: dict[str, Reg | Vector] = field(default_factory=dict)
     families: dict[str, tuple[int, int]] = field(default_factory=dict)
     labels: set[str] = field(default_factory=set)
     operands: dict[str, Operand] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class Body:
         self.known = known
         self.scopes: list[_Scope] = []
         self.opened = 0
+        self.carry: Reg | None = None
 
     def read(self) -> None:
         """Read from the opening brace to its closing one, into the entry."""
@@ -123,12 +124,29 @@ class Body:
             else:
                 scope.registers[name] = self._new_register(name, width)
 
-    def _new_register(self, name: str, width: int) -> Reg:
+    def _new_register(self, name: str, width: int) -> Reg | Vector:
+        """A register; one of 128 bits is a pair of 64 bits, the lower first."""
+        if width == 128:
+            return Vector((self._word(f"{name}.lo", 64), self._word(f"{name}.hi", 64)))
+        return self._word(name, width)
+
+    def _word(self, name: str, width: int) -> Reg:
         register = Reg(len(self.entry.registers), name, width)
         self.entry.registers.append(register)
         return register
 
-    def _register(self, name: str) -> Reg | None:
+    def _carry(self) -> Reg:
+        """The carry flag of the kernel's threads (PTX ISA, "Extended-Precision Arithmetic")."""
+        if self.carry is None:
+            self.carry = self._word("CC.CF", 1)
+        return self.carry
+
+    def _predicate(self, name: str) -> Reg | None:
+        """The predicate register of this name."""
+        found = self._register(name)
+        return found if isinstance(found, Reg) else None
+
+    def _register(self, name: str) -> Reg | Vector | None:
         """The register of this name in the innermost scope that declares it."""
         prefix = name.rstrip("0123456789")
         for scope in reversed(self.scopes):
@@ -186,7 +204,7 @@ class Body:
         guard, body = None, text
         if text[0] == "@":
             match = _GUARD.match(text)
-            register = self._register(match[2]) if match else None
+            register = self._predicate(match[2]) if match else None
             if match is None or register is None:
                 raise PtxError(f"line {line}: guard not understood: {text!r}")
             guard, body = (register, match[1] == ""), match[3]
@@ -196,6 +214,8 @@ class Body:
             parts = self.known[name] = opcodes.lookup(name, line)
         row = parts[0]
         operands = tuple(self._operand(word) for word in _OPERAND.findall(rest))
+        if row.carry:
+            operands = (*operands, self._carry())
         if not row.required <= len(operands) <= len(row.roles):
             raise PtxError(
                 f"line {line}: {text}: got {len(operands)} operands, need {' '.join(row.roles)}"
@@ -242,10 +262,10 @@ class Body:
         if first == "[":
             return self._memory(word[1:-1].strip())
         if first == "!":
-            register = self._register(word[1:])
-            if register is None:
+            negated = self._predicate(word[1:])
+            if negated is None:
                 raise self.text.error(f"undeclared register {word[1:]}")
-            return Not(register)
+            return Not(negated)
         if "|" in word:
             left, right = word.split("|")
             return Both(self._operand(left), self._operand(right))

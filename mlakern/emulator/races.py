@@ -8,8 +8,9 @@ What orders accesses:
 
 - program order within a warp, except for what is asynchronous: tcgen05.ld and .st are over at
   tcgen05.wait::ld and ::st, bulk copies when their mbarrier or bulk group has been waited for,
-  tcgen05.mma when a tcgen05.commit issued after it has been waited for. MMAs of one CTA's pipe are
-  in order with each other.
+  tcgen05.mma when a tcgen05.commit issued after it has been waited for, the reads of a
+  wgmma.mma_async at the wgmma.wait_group for its group. MMAs of one CTA's pipe are in order with
+  each other.
 - arrive (release) and wait (acquire) of mbarriers, named barriers and the cluster's barrier.
 - A generic write and a later asynchronous access (TMA, MMA) need fence.proxy.async between them,
   by the writer or by whoever has learnt of the write.
@@ -154,6 +155,9 @@ class RaceDetector:
 
     def bulk_store(self, site: Site, warp: int, reads: Sequence[SharedRegion]) -> Ticket:
         return self._bulk(site, warp, self._clocks.named(("stores", warp)), reads, read=True)
+
+    def wgmma(self, site: Site, warp: int, reads: Sequence[SharedRegion]) -> Ticket:
+        return self._bulk(site, warp, self._clocks.named(("wgmma", warp)), reads, read=True)
 
     def mma(
         self,

@@ -31,6 +31,16 @@ def defined(registers: Any, number: int, name: str, single: bool) -> Any:
     return bool(first) if value.values.dtype == np.bool_ else int(first)
 
 
+def uniform(values: Any) -> Any:
+    """The value that all lanes have, as a Python scalar; a Fault if they differ."""
+    different = np.flatnonzero(values != values[0])
+    if len(different):
+        raise Fault(
+            "an operand that must be the same in all lanes differs between them", int(different[0])
+        )
+    return values[0].item()
+
+
 @dataclass(frozen=True, slots=True)
 class ConvergenceWait:
     """Lanes at a warp-wide instruction whose other lanes are elsewhere."""

@@ -6,6 +6,7 @@ Instructions").
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,15 +37,29 @@ class AllocationWait:
 
     def describe(self) -> str:
         held = ", ".join(f"{n} at {at}" for at, n in self.cta.tensor.allocations.items())
-        return f"waits for {self.columns} columns of tensor memory; allocated: {held}"
+        pair = ", and for the pair's other CTA" if self.cta.pair_allocation else ""
+        return (
+            f"waits for {self.columns} columns of tensor memory{pair}; allocated: {held or 'none'}"
+        )
+
+
+@dataclass(slots=True)
+class PairAllocation:
+    """A tcgen05.alloc.cta_group::2 of one CTA; its address once both CTAs have asked."""
+
+    columns: int
+    address: int | None = None
 
 
 def allocate(
-    g: Group, address: int, columns: int, exclusive: bool, instruction: Instruction
+    g: Group, address: int, columns: int, ctas: int, exclusive: bool, instruction: Instruction
 ) -> bool:
     """tcgen05.alloc by one warp: True when the address has been stored, False to wait."""
     _one_warp(g)
-    found = g.cta.tensor.allocate(columns, exclusive)
+    if ctas == 2:
+        found = _allocate_pair(g, columns, exclusive)
+    else:
+        found = g.cta.tensor.allocate(columns, exclusive)
     if found is None:
         g.waiting = AllocationWait(g.cta, columns)
         g.cta.tensor_waiters.append(g)
@@ -59,6 +74,33 @@ def allocate(
     return True
 
 
+def _allocate_pair(g: Group, columns: int, exclusive: bool) -> int | None:
+    """Allocate in both CTAs of the pair once a warp of each has asked for it."""
+    cta, peer = g.cta, g.cta.cluster.cta(g.cta.rank ^ 1)
+    mine = cta.pair_allocation = cta.pair_allocation or PairAllocation(columns)
+    other = peer.pair_allocation
+    if mine.address is None and other is not None and other.address is None:
+        if other.columns != columns:
+            raise Fault(f"{columns} columns for the pair, its other CTA asks for {other.columns}")
+        found = [each.tensor.allocate(columns, exclusive) for each in (cta, peer)]
+        if found[0] is None or found[1] is None:
+            for each, where in zip((cta, peer), found, strict=True):
+                if where is not None:
+                    each.tensor.deallocate(where, columns)
+            return None
+        mine.address, other.address = found
+        _wake_waiters(peer)
+    if mine.address is not None:
+        cta.pair_allocation = None
+    return mine.address
+
+
+def _wake_waiters(cta: Cta) -> None:
+    waiters, cta.tensor_waiters = cta.tensor_waiters, []
+    for group in waiters:
+        cta.cluster.wake(group)
+
+
 def deallocate(g: Group, address: int, columns: int, instruction: Instruction) -> None:
     """tcgen05.dealloc by one warp."""
     _one_warp(g)
@@ -67,9 +109,7 @@ def deallocate(g: Group, address: int, columns: int, instruction: Instruction) -
         cells = Cells(g.cta.rank, slice(0, 128), address, columns)
         observer.tmem_free(instruction, g.cluster_warps()[0], cells)
     g.cta.tensor.deallocate(address, columns)
-    waiters, g.cta.tensor_waiters = g.cta.tensor_waiters, []
-    for group in waiters:
-        g.cta.cluster.wake(group)
+    _wake_waiters(g.cta)
 
 
 def relinquish(g: Group) -> None:
@@ -82,34 +122,67 @@ def _one_warp(g: Group) -> None:
         raise Fault(f"{len(g.warps)} warps allocate or free tensor memory at once; one warp does")
 
 
+@dataclass(frozen=True, slots=True)
+class MmaForm:
+    """What the text of a tcgen05.mma says.
+
+    ctas: .cta_group. scales: factors a row of a block-scaled kind, else 0. shift: D as an input is
+    multiplied by 2^-shift.
+    """
+
+    kind: Kind
+    ctas: int
+    weight_stationary: bool
+    a_in_tensor: bool
+    scales: int
+    shift: int
+    instruction: Instruction
+
+
 def multiply(
     g: Group,
-    kind: Kind,
-    ctas: int,
-    weight_stationary: bool,
-    a_in_tensor: bool,
+    form: MmaForm,
     d: int,
     a: int,
     b: int,
     word: int,
     accumulate: bool,
-    instruction: Instruction,
+    scale_a: int = 0,
+    scale_b: int = 0,
+    masked: int = 0,
 ) -> None:
-    """tcgen05.mma by one thread."""
-    sm_107 = g.cta.launch.machine.sm_107
+    """tcgen05.mma by one thread. masked: a bit for each lane of D that is not written."""
+    extra = (form.scales, scale_a, scale_b, form.shift, masked)
     mma = tensorcore.decode(
-        kind, word, a, b, d, accumulate, ctas, weight_stationary, a_in_tensor, sm_107
+        form.kind,
+        word,
+        a,
+        b,
+        d,
+        accumulate,
+        form.ctas,
+        form.weight_stationary,
+        form.a_in_tensor,
+        g.cta.launch.machine.sm_107,
+        *(extra if any(extra) else ()),
     )
-    cluster, rank = g.cta.cluster, g.cta.rank
-    if ctas == 2 and rank & 1:
-        raise Fault(f"cta_group::2 is issued by CTA rank {rank}; the even CTA of the pair issues")
-    ranks = tuple(range(rank, rank + ctas))
+    cluster, ranks = g.cta.cluster, pair_of(g, form.ctas)
     participants = [cluster.cta(each) for each in ranks]
     observer = g.cta.launch.observer
     if observer is not None:
-        observer.mma(instruction, g.cluster_warps()[0], *tensorcore.footprint(mma, ranks))
+        footprint = tensorcore.footprint(mma, ranks)
+        observer.mma(form.instruction, g.cluster_warps()[0], *footprint)
     operands = [cta.operands for cta in participants]
-    cluster.asynchronous.tensor(g, instruction, ranks, lambda: tensorcore.execute(mma, operands))
+    action = partial(tensorcore.execute, mma, operands)
+    cluster.asynchronous.tensor(g, form.instruction, ranks, action)
+
+
+def pair_of(g: Group, ctas: int) -> tuple[int, ...]:
+    """Ranks of the CTAs that an instruction of .cta_group::``ctas`` works on."""
+    rank = g.cta.rank
+    if ctas == 2 and rank & 1:
+        raise Fault(f"cta_group::2 is issued by CTA rank {rank}; the even CTA of the pair issues")
+    return tuple(range(rank, rank + ctas))
 
 
 def commit(g: Group, address: int, mask: int | None, instruction: Instruction) -> None:

@@ -9,10 +9,11 @@ N/2 of B, and keeps its rows of D. Where a CTA's D lies in its tensor memory:
     64    M 64                                           32 (r/16) + r%16, n
     32    M 32 .ws                                       r + 32 (n / (N/4)), n mod N/4
 
-A in tensor memory lies one row a lane, four bytes of K a column, for 128 rows a CTA.
+A in tensor memory lies one row a lane, four bytes of K a column, for 128 rows a CTA. An f16 D has
+one element a column, in its lower half.
 
-Products are exact in float32; sums are float32 in the order of the BLAS. The hardware's order and
-its handling of subnormals are not modelled.
+Products are exact in float32; sums are float32 in the order of the BLAS, s32 ones exact. The
+hardware's order and its handling of subnormals are not modelled.
 
 Sources: PTX ISA, "tcgen05.mma", "Data path layout organization" (layouts A, B, D to G).
 """
@@ -27,8 +28,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mlakern.emulator import descriptors, operands
-from mlakern.emulator.descriptors import InstructionDescriptor, Kind, SharedDescriptor
+from mlakern.emulator import blockscale, descriptors, formats, operands
+from mlakern.emulator.descriptors import (
+    BlockScale,
+    InstructionDescriptor,
+    Kind,
+    SharedDescriptor,
+)
 from mlakern.emulator.hardware_error import HardwareError
 from mlakern.emulator.observer import Cells, SharedRegion
 from mlakern.emulator.operands import F32, Bytes, Operand
@@ -53,7 +59,9 @@ class Mma:
     """One tcgen05.mma.
 
     a: a shared-memory descriptor, or a tensor-memory address. d: a tensor-memory address.
-    accumulate: D is an input. ctas: 1 or 2 (.cta_group).
+    accumulate: D is an input, times 2^-shift. ctas: 1 or 2 (.cta_group). scale_a, scale_b: tensor-
+    memory addresses of scale factors. masked: lanes of D that stay as they are, a bit for each lane
+    of the CTAs.
     """
 
     instruction: InstructionDescriptor
@@ -63,6 +71,10 @@ class Mma:
     accumulate: bool
     ctas: int = 1
     weight_stationary: bool = False
+    scale_a: int = 0
+    scale_b: int = 0
+    shift: int = 0
+    masked: int = 0
 
     @cached_property
     def rows(self) -> int:
@@ -93,8 +105,10 @@ class Mma:
         return self._operand(self.instruction.n // self.ctas, self.instruction.b_mn_major)
 
     def _operand(self, rows: int, mn_major: bool) -> Operand:
-        width = self.instruction.element_bytes
-        return Operand(rows, self.instruction.k * width, width, mn_major)
+        bits = self.instruction.element_bits
+        if mn_major and bits == 4:
+            raise HardwareError("operands of 4-bit elements must be K-major")
+        return Operand(rows, self.instruction.k * bits // 8, max(bits // 8, 1), mn_major)
 
 
 @lru_cache(maxsize=4096)
@@ -109,17 +123,33 @@ def decode(
     weight_stationary: bool = False,
     a_in_tensor_memory: bool = False,
     sm_107: bool = False,
+    scales: int = 0,
+    scale_a: int = 0,
+    scale_b: int = 0,
+    shift: int = 0,
+    masked: int = 0,
 ) -> Mma:
-    """The MMA of raw operands: descriptors as 64-bit values, ``a`` perhaps an address (cached)."""
+    """The MMA of raw operands: descriptors as 64-bit values, ``a`` perhaps an address (cached).
+
+    scales: factors a row of a block-scaled kind, else 0.
+    """
     bits = 15 if sm_107 else 14
+    if scales:
+        described = descriptors.block_scaled(instruction_word, kind, ctas, scales)
+    else:
+        described = descriptors.instruction(instruction_word, kind, ctas, weight_stationary, sm_107)
     return Mma(
-        descriptors.instruction(instruction_word, kind, ctas, weight_stationary, sm_107),
+        described,
         a if a_in_tensor_memory else descriptors.tcgen05_shared(a, bits),
         descriptors.tcgen05_shared(b, bits),
         d,
         accumulate,
         ctas,
         weight_stationary,
+        scale_a,
+        scale_b,
+        shift,
+        masked,
     )
 
 
@@ -130,8 +160,6 @@ def execute(mma: Mma, ctas: Sequence[MmaCta]) -> None:
     """
     instruction = mma.instruction
     b = _matrix(mma.b_operand, mma.b, ctas, instruction.b_format)
-    # D is kept transposed: a column of D is a row of tensor memory.
-    b = b.reshape(mma.column_groups, mma.d_columns, instruction.k)
     if instruction.negative:
         b = -b
     if isinstance(mma.a, SharedDescriptor):
@@ -139,7 +167,24 @@ def execute(mma: Mma, ctas: Sequence[MmaCta]) -> None:
     else:
         a = np.concatenate([_tensor_a(mma, mma.a, cta.tensor) for cta in ctas], axis=0)
     for index, cta in enumerate(ctas):
-        _multiply(mma, cta.tensor, a[index * mma.rows : (index + 1) * mma.rows], b)
+        rows = a[index * mma.rows : (index + 1) * mma.rows]
+        if instruction.scale is None:
+            _multiply(mma, cta.tensor, rows, b, index)
+        else:
+            _multiply(mma, cta.tensor, *_scaled(mma, instruction.scale, cta.tensor, rows, b), index)
+
+
+def _scaled(mma: Mma, scale: BlockScale, tensor: TensorMemory, a: F32, b: F32) -> tuple[F32, F32]:
+    """One CTA's rows of A, and B, times the factors in that CTA's tensor memory."""
+    count = mma.instruction.k // scale.block
+    results = []
+    for matrix, address, first in (
+        (a, mma.scale_a, scale.a_first),
+        (b, mma.scale_b, scale.b_first),
+    ):
+        each = blockscale.factors(tensor, address, len(matrix), count, first, scale.format)
+        results.append(blockscale.scaled(np.ascontiguousarray(matrix), each, scale.block))
+    return results[0], results[1]
 
 
 def footprint(
@@ -155,6 +200,10 @@ def footprint(
             else:
                 words = operand.row_bytes // 4
                 reads.append(Cells(rank, slice(0, 128), descriptor & 0xFFFF, words))
+        if mma.instruction.scale is not None:
+            for address, rows in ((mma.scale_a, mma.rows), (mma.scale_b, mma.instruction.n)):
+                width = -(-rows // 32)
+                reads.append(Cells(rank, slice(0, 128), address & 0xFFFF, width))
         writes.append(Cells(rank, _lanes(mma), column, mma.d_columns))
         if mma.accumulate:
             reads.append(writes[-1])
@@ -196,30 +245,73 @@ def _tensor_a(mma: Mma, address: int, tensor: TensorMemory) -> F32:
     return operands.widen(lanes.view(np.uint8), mma.instruction.a_format)
 
 
-def _multiply(mma: Mma, tensor: TensorMemory, a: F32, b: F32) -> None:
-    """D of one CTA: ``a`` is [rows, k], ``b`` is [groups, columns of D, k]."""
+def _multiply(mma: Mma, tensor: TensorMemory, a: F32, b: F32, index: int) -> None:
+    """D of CTA ``index`` of the group: ``a`` is [rows, k], ``b`` is [n, k]."""
     column, lane = mma.d & 0xFFFF, mma.d >> 16
     if lane not in ((0, 16) if mma.half_lanes else (0,)):
         raise HardwareError(f"D at lane {lane}, need {'0 or 16' if mma.half_lanes else '0'}")
     tensor.check_allocated(column, mma.d_columns)
-    block: Block = tensor.words[column : column + mma.d_columns].view(np.float32)
+    words: Block = tensor.words[column : column + mma.d_columns]
     written: Block = tensor.written[column : column + mma.d_columns]
+    # D is kept transposed: a column of D is a row of tensor memory.
+    b = b.reshape(mma.column_groups, mma.d_columns, mma.instruction.k)
     if mma.half_lanes:
         product: F32 = (b[0] @ a.T).reshape(mma.d_columns, 4, 16)
-        block = block.reshape(mma.d_columns, 4, 32)[:, :, lane : lane + 16]
+        words = words.reshape(mma.d_columns, 4, 32)[:, :, lane : lane + 16]
         written = written.reshape(mma.d_columns, 4, 32)[:, :, lane : lane + 16]
     else:
         # [columns, group, row] in memory is [group, columns, row] for the product.
-        product = np.empty(block.shape, np.float32)
+        product = np.empty(words.shape, np.float32)
         by_group = product.reshape(mma.d_columns, mma.column_groups, mma.rows).transpose(1, 0, 2)
         np.matmul(b, a.T, out=by_group)
-    if not mma.accumulate:
-        block[...] = product
-        written[...] = True
-    elif written.all():
-        np.add(block, product, out=block)
+    masked = mma.masked >> 128 * index & (1 << 128) - 1
+    if masked:
+        if mma.half_lanes:
+            raise HardwareError("masked lanes of a D of 64 rows are not modelled")
+        enabled = np.array([not masked >> n & 1 for n in range(128)])
+        part, part_written = words[:, enabled], written[:, enabled]
+        _accumulate(mma, part, part_written, product[:, enabled])
+        words[:, enabled], written[:, enabled] = part, part_written
     else:
+        _accumulate(mma, words, written, product)
+
+
+def _accumulate(mma: Mma, words: Block, written: Block, product: F32) -> None:
+    """Add a product to D, or make it D; ``words`` are D's 32-bit cells."""
+    if not mma.accumulate:
+        words[...] = _stored(mma.instruction, product)
+        written[...] = True
+        return
+    if not written.all():
+        column = mma.d & 0xFFFF
         raise HardwareError(f"D at column {column} is an input, part of it was never written")
+    if mma.instruction.d_format == "f32" and not mma.shift:
+        block = words.view(np.float32)
+        np.add(block, product, out=block)
+        return
+    old: Block
+    match mma.instruction.d_format:
+        case "s32":
+            total = words.view(np.int32).astype(np.int64) + product.astype(np.int64)
+            words[...] = _stored(mma.instruction, total)
+            return
+        case "f16":
+            old = formats.f16_to_f32(words.astype(np.uint16))
+        case _:
+            old = words.view(np.float32)
+    words[...] = _stored(mma.instruction, old * np.float32(2.0**-mma.shift) + product)
+
+
+def _stored(instruction: InstructionDescriptor, values: Block) -> Block:
+    """Values of D as its 32-bit cells."""
+    if instruction.d_format == "f16":
+        return formats.f32_to_f16(values).astype(np.uint32)
+    if instruction.d_format == "f32":
+        return values.view(np.uint32)
+    whole = values.astype(np.int64)
+    if instruction.saturate:
+        whole = whole.clip(-(1 << 31), (1 << 31) - 1)
+    return whole.astype(np.uint32)
 
 
 def _lanes(mma: Mma) -> slice | NDArray[np.int64]:

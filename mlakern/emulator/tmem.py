@@ -43,10 +43,14 @@ _MAX_REGISTERS = 128
 
 @dataclass(frozen=True)
 class Shape:
-    """A load or store shape with its repetition: ``.16x128b.x4`` is Shape("16x128b", 4)."""
+    """A load or store shape with its repetition: ``.16x128b.x4`` is Shape("16x128b", 4).
+
+    packed: .pack::16b or .unpack::16b: the halves of a register are two neighbouring columns.
+    """
 
     name: str
     repeat: int
+    packed: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in _REGISTERS:
@@ -65,7 +69,7 @@ class Shape:
 
     @property
     def columns(self) -> int:
-        return self.repeat * _COLUMNS[self.name]
+        return self.repeat * _COLUMNS[self.name] * (2 if self.packed else 1)
 
     @property
     def lanes(self) -> int:
@@ -154,16 +158,24 @@ class TensorMemory:
 
         Returns uint32[registers, 32 · len(quadrants)], perhaps a view: copy it at once.
         """
-        index = self._index(shape, address, quadrants)
-        if not self.written[index].all():
-            raise HardwareError(self._never_written(shape, address, quadrants))
-        return self.words[index]
+        found = []
+        for half in range(1 + shape.packed):
+            index = self._index(shape, address, quadrants, half)
+            if not self.written[index].all():
+                raise HardwareError(self._never_written(shape, address, quadrants, half))
+            found.append(self.words[index])
+        if not shape.packed:
+            return found[0]
+        packed: Words = found[0] & np.uint32(0xFFFF) | found[1] << np.uint32(16)
+        return packed
 
     def store(self, shape: Shape, address: int, quadrants: Sequence[int], values: Words) -> None:
         """tcgen05.st; ``values`` as :meth:`load` returns them."""
-        index = self._index(shape, address, quadrants)
-        self.words[index] = values
-        self.written[index] = True
+        parts = (values & np.uint32(0xFFFF), values >> np.uint32(16)) if shape.packed else (values,)
+        for half, part in enumerate(parts):
+            index = self._index(shape, address, quadrants, half)
+            self.words[index] = part
+            self.written[index] = True
 
     def lanes(self, shape: Shape, address: int, quadrants: Sequence[int]) -> slice | Indices:
         """The lanes that :meth:`load` or :meth:`store` touches, for a race detector."""
@@ -173,9 +185,12 @@ class TensorMemory:
         return np.array([q * 32 + base + lane for q in quadrants for lane in range(shape.lanes)])
 
     def _index(
-        self, shape: Shape, address: int, quadrants: Sequence[int]
+        self, shape: Shape, address: int, quadrants: Sequence[int], half: int
     ) -> tuple[slice | Indices, slice | Indices]:
-        """Index into ``words`` whose result is [registers, threads]."""
+        """Index into ``words`` whose result is [registers, threads].
+
+        half: of packed registers, 0 or 1.
+        """
         column, lane = address & 0xFFFF, address >> 16
         self.check_allocated(column, shape.columns)
         # Every warp of a bundle passes its own quadrant's lane or none at all.
@@ -191,6 +206,9 @@ class TensorMemory:
                 f"tensor memory address {address:#010x}: lane {lane} of a .{shape.name} access, "
                 f"need a multiple of {shape.lanes}"
             )
+        if shape.packed:
+            columns, lanes = _layout(shape, tuple(quadrants))
+            return 2 * columns + column + half, lanes + within
         if shape.lanes == QUADRANT and _contiguous(quadrants):
             first = quadrants[0] * QUADRANT
             last = (quadrants[-1] + 1) * QUADRANT
@@ -198,8 +216,10 @@ class TensorMemory:
         columns, lanes = _layout(shape, tuple(quadrants))
         return columns + column, lanes + within
 
-    def _never_written(self, shape: Shape, address: int, quadrants: Sequence[int]) -> str:
-        missing = np.argwhere(~self.written[self._index(shape, address, quadrants)])
+    def _never_written(
+        self, shape: Shape, address: int, quadrants: Sequence[int], half: int
+    ) -> str:
+        missing = np.argwhere(~self.written[self._index(shape, address, quadrants, half)])
         register, thread = (int(value) for value in missing[0])
         return (
             f"tensor memory never written: register {register} of thread {thread % 32}, "

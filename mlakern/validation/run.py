@@ -59,7 +59,12 @@ def validate(entry: Entry, spec: ProblemSpec, backend: Backend) -> Report:
     reason = backend.unavailable_reason(config)
     if reason:
         return Report(config, backend.name, spec, UNAVAILABLE, reason=reason)
-    problem = make_problem(spec, config, spec.plan(config, backend.multiprocessors))
+    plan = spec.plan(config, backend.multiprocessors)
+    try:
+        problem = make_problem(spec, config, plan)
+    except MemoryError:
+        reason = f"no memory for {sum(spec.seq_lens)} keys; try shorter seq_lens"
+        return Report(config, backend.name, spec, UNAVAILABLE, reason=reason)
     start = time.perf_counter()
     try:
         output = backend.execute(entry, problem)

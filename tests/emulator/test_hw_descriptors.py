@@ -51,7 +51,6 @@ def test_wgmma_descriptor(code: int, mode: swizzle.SharedSwizzle) -> None:
         (1 << 49, "base offset 1"),
         (1 << 14, "bits \\[14:16\\) are set"),
         (1 << 30, "bits \\[30:32\\) are set"),
-        (0x80 >> 4, "start 0x1080 lies past the first row of the 128B pattern"),
     ],
 )
 def test_bad_shared_descriptors(flipped: int, message: str) -> None:
@@ -97,7 +96,7 @@ def test_wide_k_of_sm_107() -> None:
     [
         (IDESC | 1 << 2, "f8f6f4", 1, False, "sparsity"),
         (IDESC | 1 << 3, "f8f6f4", 1, False, "saturation"),
-        (IDESC ^ 1 << 4, "f8f6f4", 1, False, "D format 0"),
+        (IDESC | 1 << 5, "f8f6f4", 1, False, "D format 3"),
         (IDESC | 3 << 7, "f8f6f4", 1, False, "A format 3, kind::f8f6f4 needs one of 0"),
         (IDESC | 2 << 10, "f16", 1, False, "B format 2, kind::f16 needs one of 0 .f16., 1 .bf16."),
         (IDESC | 1 << 30, "f8f6f4", 1, True, "shift"),

@@ -9,9 +9,12 @@ import mlakern.emulator.opcodes.bulk
 import mlakern.emulator.opcodes.control
 import mlakern.emulator.opcodes.conversion
 import mlakern.emulator.opcodes.floating
+import mlakern.emulator.opcodes.launch_control
 import mlakern.emulator.opcodes.memory
+import mlakern.emulator.opcodes.mma
 import mlakern.emulator.opcodes.tcgen05
-import mlakern.emulator.opcodes.warp  # noqa: F401
+import mlakern.emulator.opcodes.warp
+import mlakern.emulator.opcodes.wgmma  # noqa: F401
 from mlakern.emulator.opcodes.table import Control, Row, lookup, rows
 
 __all__ = ["Control", "Row", "lookup", "rows"]

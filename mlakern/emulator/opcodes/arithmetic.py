@@ -331,21 +331,19 @@ def set_(e: Emitter, i: Instruction) -> None:
     select(e, i.operands[0], Value(32, "i", {"i": str(bits)}), Value(32, "i", {"i": "0"}), found)
 
 
-def select(e: Emitter, out: Any, a: Value, b: Value, condition: Value) -> None:
+def select(e: Emitter, out: Any, a: Value, b: Value, condition: Value) -> Value:
     """``condition ? a : b``."""
     if condition.scalar:
         test = e.get(condition, "b")
         if e.scalar(a, b):
             form = "g" if a.kind == b.kind == "g" else "i"
-            e.set(out, form, f"{e.get(a, form)} if {test} else {e.get(b, form)}", a.width)
-        else:
-            form = _common(a, b)
-            full = form.upper()
-            e.set(out, form, f"{e.get(a, full)} if {test} else {e.get(b, full)}", a.width)
-        return
+            return e.set(out, form, f"{e.get(a, form)} if {test} else {e.get(b, form)}", a.width)
+        form = _common(a, b)
+        full = form.upper()
+        return e.set(out, form, f"{e.get(a, full)} if {test} else {e.get(b, full)}", a.width)
     form = _common(a, b)
     test = e.get(condition, "p")
-    e.set(out, form, f"where({test}, {e.get(a, form)}, {e.get(b, form)})", a.width)
+    return e.set(out, form, f"where({test}, {e.get(a, form)}, {e.get(b, form)})", a.width)
 
 
 def _common(a: Value, b: Value) -> str:

@@ -48,7 +48,7 @@ def _reduce(e: Emitter, i: Instruction) -> None:
     source = truth(e.read(i.operands[-1], 1))
     number = e.get(e.read(i.operands[1], 32), "i")
     count = e.get(e.read(i.operands[2], 32), "i") if len(i.operands) == 4 else "None"
-    operation = next(m for m in i.modifiers if m in ("popc", "and", "or"))
+    operation = i.choice(("popc", "and", "or"))
     function = e.constant(barriers.reduce)
     flag = e.get(source, "b" if source.scalar else "p")
     args = f"g, {number}, {count}, {operation!r}, {flag}, {_aligned(i)}, {e.site}"
@@ -69,7 +69,7 @@ for _name in ("bar", "bar.cta", "barrier", "barrier.cta"):
 # The barrier of a cluster
 
 
-@opcode("barrier.cluster.arrive", "", "", "aligned release relaxed", Control.CONVERGED)
+@opcode("barrier.cluster.arrive", "", "", "aligned relaxed", Control.CONVERGED, ignored="release")
 def cluster_arrive(e: Emitter, i: Instruction) -> None:
     if i.has("aligned"):
         e.converge()
@@ -77,7 +77,7 @@ def cluster_arrive(e: Emitter, i: Instruction) -> None:
     e.line(f"{function}(g, {not i.has('relaxed')}, {e.site})")
 
 
-@opcode("barrier.cluster.wait", "", "", "aligned acquire", Control.BLOCKING)
+@opcode("barrier.cluster.wait", "", "", "aligned", Control.BLOCKING, ignored="acquire")
 def cluster_wait(e: Emitter, i: Instruction) -> None:
     if i.has("aligned"):
         e.converge()
@@ -88,7 +88,7 @@ def cluster_wait(e: Emitter, i: Instruction) -> None:
 # mbarrier
 
 _SPACES = "shared shared::cta shared::cluster"
-_ORDER = f"release acquire relaxed {SCOPES}"
+_ORDER = f"release acquire {SCOPES}"
 
 
 def _barrier(e: Emitter, operand: Operand) -> Value:
@@ -97,7 +97,7 @@ def _barrier(e: Emitter, operand: Operand) -> Value:
     return address(e, operand, "shared")
 
 
-def _each(e: Emitter, values: list[Value], code: str, result: str | None = None) -> str | None:
+def each_lane(e: Emitter, values: list[Value], code: str, result: str | None = None) -> str | None:
     """Call code with scalars, once if all values are the same in all lanes, else lane by lane."""
     if e.scalar(*values):
         line = code.format(*(e.get(value, "i") for value in values), g="g")
@@ -117,17 +117,17 @@ def _each(e: Emitter, values: list[Value], code: str, result: str | None = None)
     return e.temporary(f"array([{call} {loop}], {e.dtype('u', 64)})")
 
 
-@opcode("mbarrier.init", "m s", "b64", _SPACES)
+@opcode("mbarrier.init", "m s", "b64", ignored=_SPACES)
 def mbarrier_init(e: Emitter, i: Instruction) -> None:
     where, count = _barrier(e, i.operands[0]), e.read(i.operands[1], 32)
     function = e.constant(mbarrier.init)
-    _each(e, [where, count], f"{function}({{g}}, {{0}}, {{1}}, {e.site})")
+    each_lane(e, [where, count], f"{function}({{g}}, {{0}}, {{1}}, {e.site})")
 
 
-@opcode("mbarrier.inval", "m", "b64", _SPACES)
+@opcode("mbarrier.inval", "m", "b64", ignored=_SPACES)
 def mbarrier_inval(e: Emitter, i: Instruction) -> None:
     function = e.constant(mbarrier.invalidate)
-    _each(e, [_barrier(e, i.operands[0])], f"{function}({{g}}, {{0}})")
+    each_lane(e, [_barrier(e, i.operands[0])], f"{function}({{g}}, {{0}})")
 
 
 def _arrive_on(e: Emitter, i: Instruction, drop: bool = False, expect: bool = False) -> None:
@@ -142,45 +142,45 @@ def _arrive_on(e: Emitter, i: Instruction, drop: bool = False, expect: bool = Fa
     code = f"{function}({{g}}, {{0}}, {{1}}, {{2}}, {drop}, {not i.has('relaxed')}, {e.site})"
     wanted = has_state and not isinstance(i.operands[0], Sink)
     values = [_barrier(e, i.operands[at]), count, size]
-    name = _each(e, values, code, "state" if wanted else None)
+    name = each_lane(e, values, code, "state" if wanted else None)
     if wanted and name is not None:
         form = "i" if e.scalar(*values) else "u"
         e.bind(i.operands[0], Value(64, form, {form: name}))
 
 
-_ARRIVE = f"{_SPACES} {_ORDER} noComplete"
+_ARRIVE = f"{_SPACES} {_ORDER} noComplete"  # what it ignores
 
 
-@opcode("mbarrier.arrive", "d m s?", "b64", _ARRIVE)
+@opcode("mbarrier.arrive", "d m s?", "b64", "relaxed", ignored=_ARRIVE)
 def mbarrier_arrive(e: Emitter, i: Instruction) -> None:
     _arrive_on(e, i)
 
 
-@opcode("mbarrier.arrive.expect_tx", "d m s", "b64", _ARRIVE)
+@opcode("mbarrier.arrive.expect_tx", "d m s", "b64", "relaxed", ignored=_ARRIVE)
 def mbarrier_arrive_expect(e: Emitter, i: Instruction) -> None:
     _arrive_on(e, i, expect=True)
 
 
-@opcode("mbarrier.arrive_drop", "d m s?", "b64", _ARRIVE)
+@opcode("mbarrier.arrive_drop", "d m s?", "b64", "relaxed", ignored=_ARRIVE)
 def mbarrier_arrive_drop(e: Emitter, i: Instruction) -> None:
     _arrive_on(e, i, drop=True)
 
 
-@opcode("mbarrier.arrive_drop.expect_tx", "d m s", "b64", _ARRIVE)
+@opcode("mbarrier.arrive_drop.expect_tx", "d m s", "b64", "relaxed", ignored=_ARRIVE)
 def mbarrier_arrive_drop_expect(e: Emitter, i: Instruction) -> None:
     _arrive_on(e, i, drop=True, expect=True)
 
 
-@opcode("mbarrier.expect_tx", "m s", "b64", f"{_SPACES} relaxed {SCOPES}")
+@opcode("mbarrier.expect_tx", "m s", "b64", ignored=f"{_SPACES} relaxed {SCOPES}")
 def mbarrier_expect(e: Emitter, i: Instruction) -> None:
     values = [_barrier(e, i.operands[0]), e.read(i.operands[1], 32)]
-    _each(e, values, f"{e.constant(mbarrier.expect)}({{g}}, {{0}}, {{1}})")
+    each_lane(e, values, f"{e.constant(mbarrier.expect)}({{g}}, {{0}}, {{1}})")
 
 
-@opcode("mbarrier.complete_tx", "m s", "b64", f"{_SPACES} relaxed {SCOPES}")
+@opcode("mbarrier.complete_tx", "m s", "b64", ignored=f"{_SPACES} relaxed {SCOPES}")
 def mbarrier_complete(e: Emitter, i: Instruction) -> None:
     values = [_barrier(e, i.operands[0]), e.read(i.operands[1], 32)]
-    _each(e, values, f"{e.constant(mbarrier.complete)}({{g}}, {{0}}, {{1}})")
+    each_lane(e, values, f"{e.constant(mbarrier.complete)}({{g}}, {{0}}, {{1}})")
 
 
 def _wait(e: Emitter, i: Instruction) -> None:
@@ -207,7 +207,14 @@ def _wait(e: Emitter, i: Instruction) -> None:
 
 
 for _name in ("mbarrier.try_wait", "mbarrier.test_wait"):
-    opcode(_name, "d m s s?", "b64", f"{_SPACES} {_ORDER} parity", Control.BLOCKING)(_wait)
+    opcode(
+        _name,
+        "d m s s?",
+        "b64",
+        "parity relaxed",
+        Control.BLOCKING,
+        ignored=f"{_SPACES} {_ORDER}",
+    )(_wait)
 
 
 @opcode("mbarrier.pending_count", "d s", "b64")
@@ -228,36 +235,36 @@ _FENCE_ORDER = (
 )
 
 
-@opcode("fence", "", "", _FENCE_ORDER)
+@opcode("fence", ignored=_FENCE_ORDER)
 def fence(e: Emitter, _: Instruction) -> None:
     _fence(e, Fence.THREAD)
 
 
-@opcode("membar", "", "", "cta gl sys")
+@opcode("membar", ignored="cta gl sys")
 def membar(e: Emitter, _: Instruction) -> None:
     _fence(e, Fence.THREAD)
 
 
-@opcode("fence.proxy.async", "", "", "global shared::cta shared::cluster generic")
+@opcode("fence.proxy.async", ignored="global shared::cta shared::cluster generic")
 def fence_proxy_async(e: Emitter, _: Instruction) -> None:
     _fence(e, Fence.PROXY_ASYNC)
 
 
-@opcode("fence.proxy.async::generic", "", "", f"{_FENCE_ORDER} acquire release")
+@opcode("fence.proxy.async::generic", ignored=_FENCE_ORDER)
 def fence_proxy_generic(e: Emitter, _: Instruction) -> None:
     _fence(e, Fence.PROXY_ASYNC)
 
 
-@opcode("fence.proxy.alias", "", "", "")
+@opcode("fence.proxy.alias")
 def fence_proxy_alias(e: Emitter, _: Instruction) -> None:
     """No effect on values."""
 
 
-@opcode("fence.proxy.tensormap::generic", "m? s?", "", f"acquire release {SCOPES}")
+@opcode("fence.proxy.tensormap::generic", "m? s?", ignored=f"acquire release {SCOPES}")
 def fence_proxy_tensormap(e: Emitter, _: Instruction) -> None:
     """Tensor maps are read when they are used: no effect on values."""
 
 
-@opcode("fence.mbarrier_init", "", "", "release cluster")
+@opcode("fence.mbarrier_init", ignored="release cluster")
 def fence_mbarrier_init(e: Emitter, _: Instruction) -> None:
     _fence(e, Fence.MBARRIER_INIT)

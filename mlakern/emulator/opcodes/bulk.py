@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from mlakern.emulator import bulk
+from mlakern.emulator import bulk, small_copies
 from mlakern.emulator.emitter import Emitter
+from mlakern.emulator.opcodes.arithmetic import select
+from mlakern.emulator.opcodes.barrier import each_lane
 from mlakern.emulator.opcodes.memory import address, argument
 from mlakern.emulator.opcodes.table import Control, opcode
-from mlakern.emulator.program import Instruction, Memory, Operand, Vector
+from mlakern.emulator.program import Imm, Instruction, Memory, Operand, Vector
 from mlakern.emulator.values import Value
 
 _SHARED = "shared::cta shared::cluster"
-_GROUPS = "cta_group::1 cta_group::2"
-_COMPLETION = "mbarrier::complete_tx::bytes bulk_group"
 _HINT = "L2::cache_hint"
 
 
@@ -24,8 +24,9 @@ def _copy(e: Emitter, values: list[Value], code: str) -> None:
     "cp.async.bulk.tensor",
     "m m m? s? s?",
     "",
-    f"1d 2d 3d 4d 5d global tile {_SHARED} {_GROUPS} {_COMPLETION} multicast::cluster {_HINT}",
+    "1d 2d 3d 4d 5d cta_group::2 bulk_group multicast::cluster",
     Control.ALONE,
+    ignored=f"global tile {_SHARED} cta_group::1 mbarrier::complete_tx::bytes {_HINT}",
 )
 def copy_tensor(e: Emitter, i: Instruction) -> None:
     if e.part():
@@ -75,8 +76,9 @@ def _coordinates(e: Emitter, i: Instruction, operand: Operand) -> list[Value]:
     "cp.async.bulk",
     "m m s m? s? s?",
     "",
-    f"global {_SHARED} {_COMPLETION} multicast::cluster {_HINT}",
+    f"{_SHARED} bulk_group multicast::cluster",
     Control.ALONE,
+    ignored=f"global mbarrier::complete_tx::bytes {_HINT}",
 )
 def copy_bulk(e: Emitter, i: Instruction) -> None:
     if e.part():
@@ -91,10 +93,12 @@ def copy_bulk(e: Emitter, i: Instruction) -> None:
         function = e.constant(bulk.store_bytes)
         _copy(e, values, f"{function}(g, {{0}}, {{1}}, {{2}}, {e.site})")
         return
-    space = "shared" if i.modifiers[1] == "shared::cta" else "global"
+    # The destination's space comes first: of two the second is the source's.
+    spaces = [m for m in i.modifiers if m in _SHARED.split()]
+    from_shared = len(spaces) == 2
     values = [
         address(e, i.operands[0], "shared"),
-        address(e, i.operands[1], space),
+        address(e, i.operands[1], "shared" if from_shared else "global"),
         size,
         address(e, i.operands[3], "shared"),
     ]
@@ -106,16 +110,16 @@ def copy_bulk(e: Emitter, i: Instruction) -> None:
     _copy(
         e,
         values,
-        f"{function}(g, {{0}}, {{1}}, {{2}}, {{3}}, {mask}, {e.site})",
+        f"{function}(g, {{0}}, {{1}}, {{2}}, {{3}}, {mask}, {from_shared}, {e.site})",
     )
 
 
-@opcode("cp.async.bulk.prefetch.tensor", "m s?", "", f"1d 2d 3d 4d 5d L2 global tile {_HINT}")
+@opcode("cp.async.bulk.prefetch.tensor", "m s?", ignored=f"1d 2d 3d 4d 5d L2 global tile {_HINT}")
 def prefetch_tensor(e: Emitter, i: Instruction) -> None:
     """No effect on values."""
 
 
-@opcode("cp.async.bulk.prefetch", "m s s?", "", f"L2 global {_HINT}")
+@opcode("cp.async.bulk.prefetch", "m s s?", ignored=f"L2 global {_HINT}")
 def prefetch_bulk(e: Emitter, i: Instruction) -> None:
     """No effect on values."""
 
@@ -125,7 +129,7 @@ def commit_group(e: Emitter, _: Instruction) -> None:
     e.line(f"{e.constant(bulk.commit_group)}(g)")
 
 
-@opcode("cp.async.bulk.wait_group", "s", "", "read")
+@opcode("cp.async.bulk.wait_group", "s", ignored="read")
 def wait_group(e: Emitter, i: Instruction) -> None:
     pending = e.get(e.read(i.operands[0], 32), "i")
     e.line(f"{e.constant(bulk.wait_group)}(g, {pending})")
@@ -133,26 +137,54 @@ def wait_group(e: Emitter, i: Instruction) -> None:
 
 @opcode(
     "cp.async",
-    "m m s s?",
+    "m m s s? s?",
     "",
-    "ca cg shared shared::cta global L2::64B L2::128B L2::256B",
+    "L2::cache_hint",
+    ignored="ca cg shared shared::cta global L2::64B L2::128B L2::256B",
 )
 def copy_small(e: Emitter, i: Instruction) -> None:
-    """Done at once in either mode; commit_group and wait_group therefore have nothing to do."""
+    """Operands after the size: how many bytes to copy, or a predicate to copy none; a cache hint."""
     destination = argument(e, address(e, i.operands[0], "shared"))
     source = argument(e, address(e, i.operands[1], "global"))
-    size = e.get(e.read(i.operands[2], 32), "i")
+    size = i.operands[2]
+    if not isinstance(size, Imm) or size.value not in (4, 8, 16):
+        raise e.error("the size must be 4, 8 or 16")
+    rest = i.operands[3:-1] if i.has("L2::cache_hint") else i.operands[3:]
+    if len(rest) > 1:
+        raise e.error("got too many operands")
     filled = "None"
-    if len(i.operands) > 3:
-        filled = e.get(e.read(i.operands[3], 32), "i")
-    function = e.constant(bulk.copy_small)
-    e.line(f"{function}(g, {destination}, {source}, {size}, {filled}, {e.site})")
+    if rest:
+        value = e.read(rest[0], 32)
+        if value.width == 1:
+            whole = Value(32, "i", {"i": str(size.value)})
+            none = Value(32, "i", {"i": "0"})
+            value = select(e, e.scratch(32), none, whole, value)
+        filled = argument(e, value)
+    function = e.constant(small_copies.copy)
+    e.line(f"{function}(g, {destination}, {source}, {size.value}, {filled}, {e.site})")
 
 
-def _nothing(e: Emitter, _: Instruction) -> None:
-    """The copies are already done."""
+@opcode("cp.async.commit_group")
+def commit_small(e: Emitter, _: Instruction) -> None:
+    e.line(f"if g.bundle.small_copies: {e.constant(small_copies.commit_group)}(g)")
 
 
-opcode("cp.async.commit_group")(_nothing)
-opcode("cp.async.wait_group", "s")(_nothing)
-opcode("cp.async.wait_all")(_nothing)
+@opcode("cp.async.wait_group", "s")
+def wait_small(e: Emitter, i: Instruction) -> None:
+    pending = e.get(e.read(i.operands[0], 32), "i")
+    e.line(f"if g.bundle.small_copies: {e.constant(small_copies.wait_group)}(g, {pending})")
+
+
+@opcode("cp.async.wait_all")
+def wait_all(e: Emitter, _: Instruction) -> None:
+    e.line(f"if g.bundle.small_copies: {e.constant(small_copies.wait_all)}(g)")
+
+
+@opcode("cp.async.mbarrier.arrive", "m", "b64", "noinc", ignored="shared shared::cta")
+def arrive_small(e: Emitter, i: Instruction) -> None:
+    function = e.constant(small_copies.arrive)
+    each_lane(
+        e,
+        [address(e, i.operands[0], "shared")],
+        f"{function}({{g}}, {{0}}, {i.has('noinc')}, {e.site})",
+    )

@@ -23,7 +23,7 @@ from mlakern.emulator.opcodes.floating import (
     widen_half,
 )
 from mlakern.emulator.opcodes.table import BITS, FLOATS, INTEGERS, opcode
-from mlakern.emulator.program import Instruction, Operand, Reg, Vector
+from mlakern.emulator.program import Instruction, Operand, Reg, Vector, items_of
 from mlakern.emulator.values import Value
 
 _ROUND_TO_INTEGER: dict[str, Callable[[Any], Any]] = {
@@ -39,7 +39,10 @@ def mov(e: Emitter, i: Instruction) -> None:
     out, source = i.operands
     kind = i.types[0]
     width = 1 if kind == "pred" else int(kind[1:])
-    if isinstance(source, Vector):
+    if kind == "b128":
+        for item, word in zip(items_of(out), items_of(source), strict=True):
+            e.bind(item, e.read(word, 64))
+    elif isinstance(source, Vector):
         _pack(e, out, [e.read(item, width // len(source.items)) for item in source.items], width)
     elif isinstance(out, Vector):
         _unpack(e, out.items, e.read(source, width), width)

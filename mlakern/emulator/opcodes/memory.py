@@ -8,7 +8,7 @@ from mlakern.emulator import access, atomics, matrix
 from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.opcodes.conversion import resize
 from mlakern.emulator.opcodes.table import BITS, FLOATS, INTEGERS, Control, opcode
-from mlakern.emulator.program import FloatImm, Imm, Instruction, Memory, Operand, Reg, Vector
+from mlakern.emulator.program import FloatImm, Imm, Instruction, Memory, Operand, Reg, items_of
 from mlakern.emulator.values import Value
 
 SPACES = "global shared shared::cta shared::cluster local param param::entry const"
@@ -55,17 +55,18 @@ def width_of(kind: str) -> int:
     return int(kind[1:])
 
 
-def items_of(operand: Operand) -> tuple[Operand, ...]:
-    return operand.items if isinstance(operand, Vector) else (operand,)
+def element_of(i: Instruction) -> tuple[str, int]:
+    """The type of an access's elements and its width; .b128 ones are pairs of .b64."""
+    kind = "b64" if i.types[0] == "b128" else i.types[0]
+    return kind, width_of(kind)
 
 
-@opcode("ld", "d m s?", _ANY, f"{SPACES} {SCOPES} {_ORDER} {_CACHE} v2 v4 v8")
+@opcode("ld", "d m s?", _ANY, SPACES, ignored=f"{SCOPES} {_ORDER} {_CACHE} v2 v4 v8")
 def ld(e: Emitter, i: Instruction) -> None:
-    space, kind = space_of(i), i.types[0]
+    space, (kind, bits) = space_of(i), element_of(i)
     where = address(e, i.operands[1], space)
     outs = items_of(i.operands[0])
     function = e.constant(access.LOADS[space])
-    bits = width_of(kind)
     call = f"{function}(g, {argument(e, where)}, {bits // 8}, {len(outs)}, {e.site})"
     names = [e.name() for _ in outs]
     e.line(f"{', '.join(names)} = {call}")
@@ -91,15 +92,14 @@ def stored(e: Emitter, operand: Operand, kind: str) -> Value:
     return resize(e, value, "u", value.width, bits) if value.width > bits else value
 
 
-@opcode("st", "m s s?", _ANY, f"{SPACES} {SCOPES} {_ORDER} {_CACHE} v2 v4 v8")
+@opcode("st", "m s s?", _ANY, SPACES, ignored=f"{SCOPES} {_ORDER} {_CACHE} v2 v4 v8")
 def st(e: Emitter, i: Instruction) -> None:
-    space, kind = space_of(i), i.types[0]
+    space, (kind, bits) = space_of(i), element_of(i)
     where = address(e, i.operands[0], space)
     sources = [stored(e, operand, kind) for operand in items_of(i.operands[1])]
     arguments = [argument(e, source) for source in sources]
     values = arguments[0] if len(sources) == 1 else f"[{', '.join(arguments)}]"
     function = e.constant(access.STORES[space])
-    bits = width_of(kind)
     e.line(f"{function}(g, {argument(e, where)}, {bits // 8}, {values}, {e.site})")
 
 

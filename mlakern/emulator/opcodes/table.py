@@ -3,8 +3,11 @@
 A row says which modifiers and types the opcode takes, the roles of its operands and how code is
 generated for it. Adding an opcode is one decorated function::
 
-    @opcode("add", "d s s", types=INTEGERS + FLOATS, modifiers="sat ftz rn")
+    @opcode("add", "d s s", types=INTEGERS + FLOATS, modifiers="sat ftz", ignored="rn")
     def add(e: Emitter, i: Instruction) -> None: ...
+
+``modifiers`` change what the generator emits; ``ignored`` ones are accepted because they cannot
+change a result here (cache hints, scopes, the default rounding). Anything else is refused.
 
 Operand roles, separated by spaces: ``d`` written, ``s`` read, ``m`` an address (read), ``l`` a
 label or another name, ``b`` read and written; a trailing ``?`` makes an operand optional.
@@ -42,14 +45,20 @@ class Control(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One opcode."""
+    """One opcode.
+
+    modifiers: those that its generator acts on. ignored: those without effect on results. carry:
+    the instruction reads or writes the carry flag, which the parser adds as its last operand.
+    """
 
     name: str
     roles: tuple[str, ...]
     types: frozenset[str]
     modifiers: frozenset[str]
+    ignored: frozenset[str]
     control: Control
     generate: Generator
+    carry: bool = False
 
     @property
     def required(self) -> int:
@@ -65,6 +74,9 @@ def opcode(
     types: str = "",
     modifiers: str = "",
     control: Control = Control.NONE,
+    *,
+    ignored: str = "",
+    carry: bool = False,
 ) -> Callable[[Generator], Generator]:
     """Decorate a generator to add the row ``name`` to the table."""
 
@@ -76,8 +88,10 @@ def opcode(
             tuple(roles.split()),
             frozenset(types.split()),
             frozenset(modifiers.split()),
+            frozenset(ignored.split()),
             control,
             generate,
+            carry,
         )
         return generate
 
@@ -85,7 +99,7 @@ def opcode(
 
 
 def lookup(dotted: str, line: int) -> tuple[Row, tuple[str, ...], tuple[str, ...]]:
-    """The row of an opcode as written, its modifiers and its types.
+    """The row of an opcode as written, its modifiers (without the ignored ones) and its types.
 
     The longest row name that the written opcode begins with wins. Raises PtxError for an unknown
     opcode and for a modifier or type that the row does not list.
@@ -101,8 +115,8 @@ def lookup(dotted: str, line: int) -> tuple[Row, tuple[str, ...], tuple[str, ...
                 modifiers.append(part)
             elif part in row.types:
                 types.append(part)
-            else:
-                allowed = " ".join(sorted(row.modifiers | row.types)) or "none"
+            elif part not in row.ignored:
+                allowed = " ".join(sorted(row.modifiers | row.ignored | row.types)) or "none"
                 raise PtxError(
                     f"line {line}: opcode {row.name}: got modifier .{part} in {dotted}, "
                     f"need one of: {allowed}"
