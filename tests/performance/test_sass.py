@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import synthetic_sass
 
 from mlakern.build.compiler import Compiled
+from mlakern.kernels.blackwell.layout import PAIR
 from mlakern.performance import pipes
 from mlakern.performance.disassembly import (
     DisassemblyError,
@@ -12,6 +15,7 @@ from mlakern.performance.disassembly import (
     functions,
 )
 from mlakern.performance.loops import FlowGraph
+from mlakern.performance.model import B200, clocks, tile_work
 from mlakern.performance.profile import main_loops
 
 
@@ -207,3 +211,26 @@ class TestRealKernel:
         # Pages of 64: a box of 64 keys by 5 blocks of columns; two boxes by 2 blocks.
         assert loops["load_k"].counts["tma"] == 5
         assert loops["load_v"].counts["tma"] == 2 * 2
+
+    def test_the_documentation_states_its_counts_and_clocks(self, compiled: Compiled) -> None:
+        """docs/performance.md has a column for this kernel."""
+        entry = next(k.entry for k in compiled.kernels if k.role == "attention")
+        loops = main_loops(functions(disassemble(compiled.cubin))[entry])
+        text = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+        first_cells = {
+            cells[1].strip(): cells[2].strip(" *")
+            for line in text.splitlines()
+            if len(cells := line.split("|")) > 3
+        }
+        softmax = loops["softmax"]
+        assert first_cells["softmax"] == f"{softmax.instructions} ({softmax.longest})"
+        assert first_cells["products (one thread)"].startswith(f"{loops['mma'].instructions}, ")
+        found = clocks(tile_work(PAIR, loops["mma"]), loops, B200)
+        for row, resource in (
+            ("tensor cores (17.8 MFLOP)", "tensor"),
+            ("shared memory", "shared"),
+            ("memory (36864, 73728 bytes)", "memory"),
+            ("MUFU", "mufu"),
+            ("issue, of each scheduler", "issue"),
+        ):
+            assert first_cells[row] == str(round(found[resource])), row
