@@ -101,6 +101,15 @@ def test_heuristic_leaves_no_run_empty_and_fits_one_wave(
         assert len(run_tiles(tiles, splits, 0)) * 128 >= min_split_kv
 
 
+@pytest.mark.parametrize(
+    ("min_split_kv", "splits"), [(None, 10), (128, 10), (129, 5), (256, 5), (257, 4), (2000, 1)]
+)
+def test_a_run_has_whole_tiles_of_at_least_min_split_kv(
+    min_split_kv: int | None, splits: int
+) -> None:
+    assert heuristic_splits(1280, 1, 1, 148, min_split_kv=min_split_kv) == splits
+
+
 def test_workspace_by_hand() -> None:
     # 3 rows, 5 splits: 15 partials of 512 halves end at 15360, a multiple of 256.
     layout = workspace_layout(rows=3, splits=5, partial_dtype="float16")
