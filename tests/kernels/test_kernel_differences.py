@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,6 @@ from mlakern.config import KernelConfig
 from mlakern.store import Entry
 
 Find = Callable[[KernelConfig], Entry]
-
-BASE = KernelConfig()
 
 
 def code_of(entry: Entry, role: str) -> str:
@@ -26,26 +25,30 @@ def code_of(entry: Entry, role: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("axes", "combine_is_the_same"),
+    ("one", "other", "combine_is_the_same"),
     [
-        ({"pack_q": True}, True),
-        ({"page_size": 128}, True),
-        ({"mask": "plain"}, True),
-        ({"partial_dtype": "float16"}, False),
-        ({"out_dtype": "float8_e4m3fn"}, False),
+        ({}, {"pack_q": True}, True),
+        ({}, {"mask": "plain"}, True),
+        (
+            {"partial_dtype": "float16", "page_size": 16},
+            {"partial_dtype": "float16", "page_size": 128, "pack_q": True},
+            True,
+        ),
+        ({}, {"partial_dtype": "float16", "page_size": 16}, False),
+        (
+            {"partial_dtype": "float16", "page_size": 16},
+            {"partial_dtype": "float16", "page_size": 128, "out_dtype": "float8_e4m3fn"},
+            False,
+        ),
     ],
 )
 def test_an_axis_changes_the_kernels_that_it_names(
-    axes: dict[str, object], combine_is_the_same: bool, find_kernel: Find
+    one: dict[str, Any], other: dict[str, Any], combine_is_the_same: bool, find_kernel: Find
 ) -> None:
     """How queries, pages and masks are read is the attention kernel's business alone."""
-    base, other = find_kernel(BASE), find_kernel(BASE.with_axes(**axes))
-    assert code_of(base, "attention") != code_of(other, "attention")
-    assert (code_of(base, "combine") == code_of(other, "combine")) is combine_is_the_same
-
-
-def test_the_parameters_are_those_of_every_configuration(find_kernel: Find) -> None:
-    base = find_kernel(BASE).manifest
-    other = find_kernel(KernelConfig(page_size=128, pack_q=True, partial_dtype="float16")).manifest
+    first, second = find_kernel(KernelConfig(**one)), find_kernel(KernelConfig(**other))
+    assert code_of(first, "attention") != code_of(second, "attention")
+    assert (code_of(first, "combine") == code_of(second, "combine")) is combine_is_the_same
     for role in ("attention", "combine"):
-        assert base.kernel(role).parameters == other.kernel(role).parameters
+        parameters = first.manifest.kernel(role).parameters
+        assert parameters == second.manifest.kernel(role).parameters
