@@ -63,6 +63,7 @@ format: $(READY)
 wheel: $(READY)
 	$(BIN)/mlakern build --set release --jobs $(JOBS) --out mlakern/cubins
 	$(BIN)/mlakern prune --store mlakern/cubins --yes
+	rm -rf build  # modules that no longer exist would be packed as well
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import mlakern
+from mlakern.sources import source_files
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -30,6 +31,20 @@ def test_import_loads_nothing_but_the_package_itself() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['mlakern']\n"
+
+
+def test_every_module_that_makes_a_kernel_is_in_the_source_digest() -> None:
+    """Else a changed module would leave kernels in the store that no longer fit."""
+    code = (
+        "import sys, mlakern.build.compiler, mlakern.kernels.program; "
+        "files = [m.__file__ for n, m in sys.modules.items() if n.startswith('mlakern.')]; "
+        "print(*files, sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {Path(line) for line in done.stdout.splitlines()}
+    package = Path(mlakern.__file__).parent
+    assert {path for path in loaded if path.parent == package / "kernels"}
+    assert loaded - {package / "build/__init__.py"} <= set(source_files())
 
 
 def test_bare_install_is_the_runtime_and_the_compiler_is_pinned() -> None:

@@ -212,6 +212,27 @@ def test_partials_are_rounded_to_their_type() -> None:
     assert 5e-5 < error < 5e-4  # half precision: 2^-11 at most, about 2e-4 on average
 
 
+@pytest.mark.parametrize(
+    ("rise", "threshold", "moves"),
+    [(7.5, 8.0, False), (8.5, 8.0, True), (1.5, 1.0, True), (0.5, 1.0, False), (0.5, 0.0, True)],
+)
+def test_the_maximum_moves_when_it_is_exceeded_by_more_than_the_threshold(
+    rise: float, threshold: float, moves: bool
+) -> None:
+    """Two tiles whose scores differ by `rise` log2 units; e4m3 rounds 2^rise, but not 2^0."""
+    query, keys = np.zeros((1, 1, 1, 576), np.float32), np.zeros((256, 576), np.float32)
+    query[..., 512], keys[128:, 512] = 1, 1
+    keys[:128, 0], keys[128:, 1] = 1, 1
+    a = Attention(query, [keys], np.array([[[0, 256]]]), softmax_scale=rise / math.log2(math.e))
+    low, high = (2.0**-rise, 1.0) if moves else (1.0, 2.0**rise)
+    total = 128 * low + 128 * high
+    wanted = [128 * low / total, 128 * float(e4m3(np.array(high))) / total]
+    got = modelled(a, Numerics(rescale_threshold=threshold, out_dtype="float32")).out
+    np.testing.assert_allclose(got[0, 0, 0, :2], wanted, rtol=1e-5)
+    # The two answers are far enough apart for this to tell them.
+    assert abs(float(e4m3(np.array(2.0**rise))) / 2.0**rise - 1) > 0.01
+
+
 def test_output_types_round_to_nearest_and_saturate() -> None:
     values = np.array([1 + 2**-8, 1 + 3 * 2**-8, -1e6, 3e38])
     assert round_to(values, "bfloat16").tolist()[:2] == [1.0, 1.015625]  # ties to even

@@ -231,6 +231,23 @@ def test_races_are_looked_for_in_small_problems(
     assert backend.races is races
 
 
+def test_one_that_cannot_run_is_no_pass_of_all(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GpuBackend, "multiprocessors", 132)
+    monkeypatch.setattr(GpuBackend, "execute", execute)
+    monkeypatch.setattr(
+        GpuBackend, "unavailable_reason", lambda _, config: "absent" if config == WRONG else None
+    )
+    done = mlakern("run", "--all", "--backend", "gpu", "--store", store, "--json")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["status"]) == (3, "unavailable")
+    assert {r["name"]: r["status"] for r in document["results"]} == {
+        GOOD.name: "pass",
+        WRONG.name: "unavailable",
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -238,6 +238,12 @@ def test_e4m3_steps_are_counted_in_codes() -> None:
     assert moved(smallest, 3) == set()
     many = codes.copy()
     many.reshape(-1)[: many.size // 500] ^= 2
+    # "Far below" begins at 2^-4 of it.
+    ratios = row / row.max()
+    above, below = (int(np.argmin(np.abs(ratios - ratio))) for ratio in (0.08, 0.05))
+    assert ratios[above] > 1 / 16 > ratios[below]
+    assert moved(above, 3) == {"kernel_vs_modelled_out_e4m3_steps"}
+    assert moved(below, 3) == set()
     assert "kernel_vs_modelled_out_e4m3_beyond_one_step" in failing(
         Output(many, "float8_e4m3fn", None), model=model
     )

@@ -85,13 +85,14 @@ def multiply(g: Group, form: Form, d: Registers | None, a: int | Registers, b: i
     else:
         left = fragments.a_matrix(a, 16, form.a_format).reshape(ROWS, form.k)
         _observe(g, form, None, described)
-    product = left @ (-right if form.negative else right).T
+    product: operands.F32 = left @ (-right if form.negative else right).T
     total = product.reshape(4, 16, form.n)
     if d is not None:
         if any(each is None for each in d):
             raise Fault("D is an input, and a register of it was never written")
         total = fragments.accumulators(d, 16, form.d_format) + total
-    return fragments.registers_of(total, form.d_format, form.saturate)
+    registers: NDArray[Any] = fragments.registers_of(total, form.d_format, form.saturate)
+    return registers
 
 
 def _matrix(g: Group, operand: Operand, descriptor: SharedDescriptor, format_: str) -> operands.F32:

@@ -1,7 +1,7 @@
 """Kernels that nvcc compiled from ordinary CUDA C++ (foreign/foreign.cu), compared with numpy.
 
 They are right on hardware, so a difference is a fault of the emulator. Each runs plainly, with the
-race detector and with delayed work and a shuffled schedule.
+race detector and with delayed work and a shuffled schedule. One more is written in CuTe.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Launcher:
         block: tuple[int, ...],
         *arguments: NDArray[Any] | int | bytes,
         cluster: tuple[int, int, int] = (1, 1, 1),
+        dynamic_shared: int = 0,
     ) -> None:
         """Arrays are changed in place."""
         memory = GlobalMemory()
@@ -72,6 +73,7 @@ class Launcher:
             grid=(x, y, z),
             block=(bx, by, bz),
             cluster=cluster,
+            dynamic_shared=dynamic_shared,
             parameters=parameters,
             memory=memory,
             options=self.options,
@@ -259,6 +261,24 @@ def test_pipeline(launch: Launcher, rng: np.random.Generator) -> None:
     x, out = normal(rng, 5, 128), np.zeros((5, 128), np.float32)
     launch("pipeline", (1,), (128,), x, out, len(x))
     assert np.array_equal(out, x[:, ::-1] + np.arange(5, dtype=np.float32)[:, None])
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_softmax_in_cute(target: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    import cute_softmax
+
+    columns = 300
+    module = Module.from_ptx(cute_softmax.ptx(target, columns, tmp_path))
+    (entry,) = module.entries
+    x = (3 * normal(rng, cute_softmax.ROWS, columns)).astype(np.float16)
+    weights = np.exp(x.astype(np.float64))
+    for options in OPTIONS.values():
+        y = np.zeros(x.shape, ml_dtypes.bfloat16)
+        launch = Launcher(module, options)
+        block = (cute_softmax.THREADS,)
+        launch(entry, (cute_softmax.ROWS,), block, x, y, columns, dynamic_shared=16)
+        error = y.astype(np.float64) / (weights / weights.sum(axis=1, keepdims=True)) - 1
+        assert np.max(np.abs(error)) < 2**-8  # bfloat16 rounds by 2^-9 at most, and a little more
 
 
 def altered(arch: str, entry: str, pattern: str, replacement: str) -> Module:

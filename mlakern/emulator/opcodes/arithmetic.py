@@ -1,17 +1,17 @@
-"""Integer arithmetic, comparison and selection (PTX ISA, "Integer Arithmetic Instructions",
-"Comparison and Selection Instructions").
-"""
+"""Arithmetic (PTX ISA, "Integer Arithmetic Instructions"); floating.py has the floating forms."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.errors import Fault
-from mlakern.emulator.opcodes.floating import add_float, flush_value, minmax_float
-from mlakern.emulator.opcodes.table import BITS, FLOATS, INTEGERS, opcode
+from mlakern.emulator.opcodes.floating import add_float, flush_half, flush_value, minmax_float
+from mlakern.emulator.opcodes.packed import lanewise, packed_integers
+from mlakern.emulator.opcodes.table import FLOATS, INTEGERS, opcode
 from mlakern.emulator.program import Instruction
 from mlakern.emulator.values import SIGNED, UNSIGNED, Value
 
@@ -37,57 +37,88 @@ def _modular(e: Emitter, i: Instruction, template: str) -> None:
     e.compute(i.operands[0], template, "u", *sources(e, i, bits_of(i.types[0])))
 
 
-@opcode("add", "d s s", f"{INTEGERS} {FLOATS} {HALVES}", "sat ftz rn")
-def add(e: Emitter, i: Instruction) -> None:
-    if i.types[0] in f"{FLOATS} {HALVES}".split():
-        add_float(e, i, "{0} + {1}")
-    else:
-        _no_saturation(e, i)
-        _modular(e, i, "{0} + {1}")
+_ROUNDING = "rz rm rp ftz sat"
 
 
-@opcode("sub", "d s s", f"{INTEGERS} {FLOATS} {HALVES}", "sat ftz rn")
-def sub(e: Emitter, i: Instruction) -> None:
-    if i.types[0] in f"{FLOATS} {HALVES}".split():
-        add_float(e, i, "{0} - {1}")
-    else:
-        _no_saturation(e, i)
-        _modular(e, i, "{0} - {1}")
+def _additive(name: str, template: str, saturated: Any) -> None:
+    @opcode(name, "d s s", f"{INTEGERS} {FLOATS} {HALVES} u16x2 s16x2", _ROUNDING, ignored="rn")
+    def generate(e: Emitter, i: Instruction) -> None:
+        if i.types[0] in f"{FLOATS} {HALVES}".split():
+            add_float(e, i, template)
+        elif packed_integers(e, i):
+            pass
+        elif i.has("sat"):
+            if i.types[0] != "s32" or len(i.modifiers) > 1:
+                raise e.error("integer .sat is for .s32 alone")
+            lanewise(e, i.operands[0], saturated, 32, *sources(e, i, 32))
+        else:
+            _integers_only(e, i)
+            _modular(e, i, template)
 
 
-def _no_saturation(e: Emitter, i: Instruction) -> None:
-    if i.has("sat"):
-        raise e.error("integer .sat is not supported")
+def _integers_only(e: Emitter, i: Instruction) -> None:
+    refused = [m for m in i.modifiers if m in _ROUNDING.split()]
+    if refused:
+        raise e.error(f".{refused[0]} of type .{i.types[0]} is not supported")
 
 
-@opcode("mul", "d s s", f"{INTEGERS} {FLOATS} {HALVES}", "lo hi wide sat ftz rn")
+def _clamped(total: Any) -> Any:
+    return total.clip(-(1 << 31), (1 << 31) - 1).astype(np.int32).view(np.uint32)
+
+
+def saturated_sum(a: Any, b: Any) -> Any:
+    """add.sat.s32."""
+    return _clamped(a.view(np.int32).astype(np.int64) + b.view(np.int32))
+
+
+def saturated_difference(a: Any, b: Any) -> Any:
+    """sub.sat.s32."""
+    return _clamped(a.view(np.int32).astype(np.int64) - b.view(np.int32))
+
+
+_additive("add", "{0} + {1}", saturated_sum)
+_additive("sub", "{0} - {1}", saturated_difference)
+
+
+@opcode("mul", "d s s", f"{INTEGERS} {FLOATS} {HALVES}", f"hi wide {_ROUNDING}", ignored="lo rn")
 def mul(e: Emitter, i: Instruction) -> None:
     if i.types[0] in f"{FLOATS} {HALVES}".split():
+        if i.has("hi") or i.has("wide"):
+            raise e.error(f".hi and .wide of type .{i.types[0]} do not exist")
         add_float(e, i, "{0} * {1}")
         return
+    _integers_only(e, i)
     if i.has("wide"):
         _wide(e, i, *sources(e, i, bits_of(i.types[0])))
     elif i.has("hi"):
-        e.bind(i.operands[0], _high(e, i, *sources(e, i, bits_of(i.types[0]))))
+        e.bind(i.operands[0], high_part(e, i, *sources(e, i, bits_of(i.types[0]))))
     else:
         _modular(e, i, "{0} * {1}")
 
 
-@opcode("mul24", "d s s", "u32 s32", "lo")
+def product_of_24(a: Any, b: Any, signed: bool, high: bool) -> Any:
+    """mul24: bits [0:32) or [16:48) of the product of the low 24 bits."""
+    if signed:
+        wide = [(x << np.uint32(8)).view(np.int32).astype(np.int64) >> 8 for x in (a, b)]
+    else:
+        wide = [(x & np.uint32(0xFFFFFF)).astype(np.int64) for x in (a, b)]
+    return (wide[0] * wide[1] >> (16 if high else 0)).astype(np.uint32)
+
+
+_PRODUCTS_OF_24 = {
+    (kind, high): partial(product_of_24, signed=kind == "s32", high=high)
+    for kind in ("u32", "s32")
+    for high in (False, True)
+}
+
+
+@opcode("mul24", "d s s", "u32 s32", "hi", ignored="lo")
 def mul24(e: Emitter, i: Instruction) -> None:
-    a, b = sources(e, i, 32)
-    form = form_of(i.types[0])
-    shift = (
-        "(({0}) << 8 >> 8) * (({1}) << 8 >> 8)"
-        if form == "s"
-        else ("({0} & 0xFFFFFF) * ({1} & 0xFFFFFF)")
-    )
-    if e.scalar(a, b) and form == "s":
-        raise e.error("mul24.s32 of uniform values is not supported")
-    e.compute(i.operands[0], shift, form, a, b)
+    function = _PRODUCTS_OF_24[i.types[0], i.has("hi")]
+    lanewise(e, i.operands[0], function, 32, *sources(e, i, 32))
 
 
-@opcode("mad", "d s s s", INTEGERS, "lo hi wide")
+@opcode("mad", "d s s s", INTEGERS, "hi wide", ignored="lo")
 def mad(e: Emitter, i: Instruction) -> None:
     width = bits_of(i.types[0])
     a, b = (e.read(operand, width) for operand in i.operands[1:3])
@@ -98,7 +129,7 @@ def mad(e: Emitter, i: Instruction) -> None:
         return
     c = e.read(i.operands[3], width)
     if i.has("hi"):
-        e.compute(i.operands[0], "{0} + {1}", "u", _high(e, i, a, b), c)
+        e.compute(i.operands[0], "{0} + {1}", "u", high_part(e, i, a, b), c)
     else:
         e.compute(i.operands[0], "{0} * {1} + {2}", "u", a, b, c)
 
@@ -121,7 +152,7 @@ def _wide(e: Emitter, i: Instruction, a: Value, b: Value) -> None:
     e.bind(i.operands[0], _wide_value(e, i, a, b))
 
 
-def _high(e: Emitter, i: Instruction, a: Value, b: Value) -> Value:
+def high_part(e: Emitter, i: Instruction, a: Value, b: Value) -> Value:
     """The upper half of the product."""
     width = bits_of(i.types[0])
     form = form_of(i.types[0])
@@ -169,11 +200,12 @@ def _nonzero(divisor: Any) -> None:
         raise Fault("integer division by zero is undefined", int(zero[0]))
 
 
-@opcode("div", "d s s", f"{INTEGERS} {FLOATS}", "approx full rn ftz")
+@opcode("div", "d s s", f"{INTEGERS} {FLOATS}", "rz rm rp ftz", ignored="approx full rn")
 def div(e: Emitter, i: Instruction) -> None:
     if i.types[0] in FLOATS.split():
         add_float(e, i, "{0} / {1}")
     else:
+        _integers_only(e, i)
         width, form = bits_of(i.types[0]), form_of(i.types[0])
         e.call(i.operands[0], divide, form, *sources(e, i, width))
 
@@ -184,45 +216,58 @@ def rem(e: Emitter, i: Instruction) -> None:
     e.call(i.operands[0], remainder, form, *sources(e, i, width))
 
 
-def _float_source(e: Emitter, i: Instruction) -> Value:
-    """The source of neg or abs of a floating type, flushed for .ftz."""
+_SIGNS = {
+    "f32": 1 << 31,
+    "f64": 1 << 63,
+    "f16": 1 << 15,
+    "bf16": 1 << 15,
+    "f32x2": 0x80000000 << 32 | 0x80000000,
+}
+_SIGNED = "s16 s32 s64"
+
+
+def _sign_operation(e: Emitter, i: Instruction, template: str, keep: bool) -> None:
+    """neg or abs of a floating type: flip the sign bits, or keep all others."""
     kind = i.types[0]
-    value = e.read(i.operands[1], {"f64": 64, "f16": 16, "bf16": 16}.get(kind, 32))
+    width = {"f64": 64, "f32x2": 64, "f16": 16, "bf16": 16}.get(kind, 32)
+    value = e.read(i.operands[1], width)
     if i.has("ftz"):
-        if kind != "f32":
+        if kind == "f32":
+            value = flush_value(e, value)
+        elif kind == "f16":
+            value = flush_half(e, value, kind)
+        else:
             raise e.error(f".ftz of type .{kind} is not supported")
-        value = flush_value(e, value)
-    return value
+    sign = _SIGNS.get(kind, 0x80008000)
+    mask = ((1 << width) - 1) ^ sign if keep else sign
+    constant = Value(width, "i", {"i": str(mask)})
+    e.compute(i.operands[0], template, "u", value, constant)
 
 
-@opcode("neg", "d s", f"s16 s32 s64 {FLOATS} {HALVES}", "ftz")
+@opcode("neg", "d s", f"{_SIGNED} {FLOATS} {HALVES}", "ftz")
 def neg(e: Emitter, i: Instruction) -> None:
-    kind = i.types[0]
-    if kind[0] == "s":
+    if i.types[0] in _SIGNED.split():
+        _integers_only(e, i)
         _modular(e, i, "-{0}")
-        return
-    sign = {"f32": 1 << 31, "f64": 1 << 63, "f16": 1 << 15, "bf16": 1 << 15}.get(kind, 0x80008000)
-    a = _float_source(e, i)
-    flip = Value(a.width, "i", {"i": str(sign)})
-    e.compute(i.operands[0], "{0} ^ {1}", "u", a, flip)
+    else:
+        _sign_operation(e, i, "{0} ^ {1}", keep=False)
 
 
-@opcode("abs", "d s", f"s16 s32 s64 {FLOATS} {HALVES}", "ftz")
+@opcode("abs", "d s", f"{_SIGNED} {FLOATS} {HALVES}", "ftz")
 def abs_(e: Emitter, i: Instruction) -> None:
-    kind = i.types[0]
-    if kind[0] == "s":
-        e.compute(i.operands[0], "abs({0})", "s", *sources(e, i, bits_of(kind)))
-        return
-    keep = {"f32": (1 << 31) - 1, "f64": (1 << 63) - 1, "f16": 0x7FFF, "bf16": 0x7FFF}
-    a = _float_source(e, i)
-    mask = Value(a.width, "i", {"i": str(keep.get(kind, 0x7FFF7FFF))})
-    e.compute(i.operands[0], "{0} & {1}", "u", a, mask)
+    if i.types[0] in _SIGNED.split():
+        _integers_only(e, i)
+        e.compute(i.operands[0], "abs({0})", "s", *sources(e, i, bits_of(i.types[0])))
+    else:
+        _sign_operation(e, i, "{0} & {1}", keep=True)
 
 
 def _minmax(e: Emitter, i: Instruction, largest: bool) -> None:
     kind = i.types[0]
     if kind in f"{FLOATS} {HALVES}".split():
         minmax_float(e, i, largest)
+        return
+    if packed_integers(e, i):
         return
     refused = [m for m in ("ftz", "NaN", "xorsign", "abs") if i.has(m)]
     if refused or len(i.operands) > 3 or (i.has("relu") and kind != "s32"):
@@ -247,131 +292,17 @@ def _max_relu(a: Any, b: Any) -> Any:
     return np.maximum(np.maximum(a, b), 0)
 
 
-@opcode("min", "d s s s?", f"{INTEGERS} {FLOATS} {HALVES}", "ftz NaN xorsign abs relu")
+_EXTREMES = f"{INTEGERS} {FLOATS} {HALVES} u16x2 s16x2"
+
+
+@opcode("min", "d s s s?", _EXTREMES, "ftz NaN xorsign abs relu")
 def min_(e: Emitter, i: Instruction) -> None:
     _minmax(e, i, largest=False)
 
 
-@opcode("max", "d s s s?", f"{INTEGERS} {FLOATS} {HALVES}", "ftz NaN xorsign abs relu")
+@opcode("max", "d s s s?", _EXTREMES, "ftz NaN xorsign abs relu")
 def max_(e: Emitter, i: Instruction) -> None:
     _minmax(e, i, largest=True)
-
-
-# Comparison and selection
-
-_COMPARE = {
-    "eq": "{0} == {1}",
-    "ne": "{0} != {1}",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "gt": "{0} > {1}",
-    "ge": "{0} >= {1}",
-    "lo": "{0} < {1}",
-    "ls": "{0} <= {1}",
-    "hi": "{0} > {1}",
-    "hs": "{0} >= {1}",
-    "num": "({0} == {0}) & ({1} == {1})",
-    "nan": "({0} != {0}) | ({1} != {1})",
-    "equ": "~(({0} < {1}) | ({0} > {1}))",
-    "neu": "~({0} == {1})",
-    "ltu": "~({0} >= {1})",
-    "leu": "~({0} > {1})",
-    "gtu": "~({0} <= {1})",
-    "geu": "~({0} < {1})",
-}
-_ORDERED_NE = "({0} < {1}) | ({0} > {1})"
-
-
-def compare(e: Emitter, i: Instruction, out: Any, a: Value, b: Value) -> Value:
-    """The comparison named by an instruction's modifiers."""
-    kind = i.types[-1]
-    name = next(m for m in i.modifiers if m in _COMPARE)
-    template = _COMPARE[name]
-    if kind[0] == "f":
-        if i.has("ftz"):
-            a, b = flush_value(e, a), flush_value(e, b)
-        if name == "ne":
-            template = _ORDERED_NE
-        if e.scalar(a, b):
-            template = template.replace("~", "not ").replace("&", "and").replace("|", "or")
-        form = "f"
-    else:
-        form = "s" if kind[0] == "s" else "u"
-    return e.predicate(out, template, form, a, b)
-
-
-@opcode(
-    "setp",
-    "d s s s?",
-    f"{INTEGERS} {FLOATS} {BITS} f16 bf16",
-    " ".join(_COMPARE) + " and or xor ftz",
-)
-def setp(e: Emitter, i: Instruction) -> None:
-    kind = i.types[-1]
-    width = 16 if kind == "bf16" else bits_of(kind)
-    if kind in ("f16", "bf16"):
-        raise e.error(f"setp.{kind} is not supported")
-    a, b = (e.read(operand, width) for operand in i.operands[1:3])
-    if len(i.operands) == 3:
-        compare(e, i, i.operands[0], a, b)
-        return
-    first = compare(e, i, e.scratch(1), a, b)
-    joined = {"and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}"}
-    name = next(m for m in i.modifiers if m in joined)
-    e.predicate(i.operands[0], joined[name], "p", first, e.read(i.operands[3], 1))
-
-
-@opcode("set", "d s s", f"{INTEGERS} {FLOATS} {BITS}", " ".join(_COMPARE) + " ftz")
-def set_(e: Emitter, i: Instruction) -> None:
-    width = bits_of(i.types[-1])
-    a, b = (e.read(operand, width) for operand in i.operands[1:3])
-    found = compare(e, i, e.scratch(1), a, b)
-    one = "1.0" if i.types[0] == "f32" else "-1"
-    bits = 0x3F800000 if one == "1.0" else 0xFFFFFFFF
-    select(e, i.operands[0], Value(32, "i", {"i": str(bits)}), Value(32, "i", {"i": "0"}), found)
-
-
-def select(e: Emitter, out: Any, a: Value, b: Value, condition: Value) -> Value:
-    """``condition ? a : b``."""
-    if condition.scalar:
-        test = e.get(condition, "b")
-        if e.scalar(a, b):
-            form = "g" if a.kind == b.kind == "g" else "i"
-            return e.set(out, form, f"{e.get(a, form)} if {test} else {e.get(b, form)}", a.width)
-        form = _common(a, b)
-        full = form.upper()
-        return e.set(out, form, f"{e.get(a, full)} if {test} else {e.get(b, full)}", a.width)
-    form = _common(a, b)
-    test = e.get(condition, "p")
-    return e.set(out, form, f"where({test}, {e.get(a, form)}, {e.get(b, form)})", a.width)
-
-
-def _common(a: Value, b: Value) -> str:
-    """The array form in which two values are at hand without conversion, if there is one."""
-    for value, other in ((a, b), (b, a)):
-        if value.kind == "f" and (other.scalar or other.kind == "f"):
-            return "f"
-        if value.kind == "s" and (other.scalar or other.kind == "s"):
-            return "s"
-    return "u"
-
-
-@opcode("selp", "d s s s", f"{INTEGERS} {FLOATS} {BITS}")
-def selp(e: Emitter, i: Instruction) -> None:
-    width = bits_of(i.types[0])
-    a, b = (e.read(operand, width) for operand in i.operands[1:3])
-    select(e, i.operands[0], a, b, e.read(i.operands[3], 1))
-
-
-@opcode("slct", "d s s s", f"{INTEGERS} {FLOATS} {BITS}", "ftz")
-def slct(e: Emitter, i: Instruction) -> None:
-    width = bits_of(i.types[0])
-    a, b = (e.read(operand, width) for operand in i.operands[1:3])
-    c = e.read(i.operands[3], 32)
-    zero = Value(32, "i", {"i": "0"})
-    form = "f" if i.types[1] == "f32" else "s"
-    c = flush_value(e, c) if i.has("ftz") else c
-    select(e, i.operands[0], a, b, e.predicate(e.scratch(1), "{0} >= {1}", form, c, zero))
 
 
 @opcode("sad", "d s s s", "u32 s32")

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mlakern.emulator.emitter import Emitter
+from mlakern.emulator.opcodes.packed import lanewise
 from mlakern.emulator.opcodes.table import BITS, opcode
 from mlakern.emulator.program import Imm, Instruction
 from mlakern.emulator.values import Value
@@ -123,7 +125,7 @@ def funnel(low: Any, high: Any, count: Any, left: bool, clamp: bool) -> Any:
     return shifted.astype(np.uint32)
 
 
-@opcode("shf", "d s s s", "b32", "l r clamp wrap")
+@opcode("shf", "d s s s", "b32", "l clamp", ignored="r wrap")
 def shf(e: Emitter, i: Instruction) -> None:
     low, high, count = (e.read(operand, 32) for operand in i.operands[1:])
     left, clamp = i.has("l"), i.has("clamp")
@@ -171,11 +173,29 @@ def permute(a: Any, b: Any, selector: Any) -> Any:
     return out
 
 
+def _selectors(mode: str) -> tuple[int, int, int, int]:
+    """The default-mode selectors that a mode stands for, by the two low bits of its selector."""
+    rows = {
+        "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+        "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+        "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+        "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+        "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+        "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+    }
+    return rows[mode]
+
+
 @opcode("prmt", "d s s s", "b32", _PRMT_MODES)
 def prmt(e: Emitter, i: Instruction) -> None:
-    if i.modifiers:
-        raise e.error("prmt is supported in its default mode only")
     a, b, c = (e.read(operand, 32) for operand in i.operands[1:])
+    if i.modifiers:
+        table = np.array(_selectors(i.modifiers[0]), np.uint32)
+        name = e.constant(table, "prmt", i.modifiers[0])
+        if c.scalar:
+            c = Value(32, "i", {"i": e.temporary(f"int({name}[{e.get(c, 'i')} & 3])")})
+        else:
+            c = Value(32, "u", {"u": e.temporary(f"{name}[{e.get(c, 'u')} & 3]")})
     function = e.constant(permute)
     code = f"{function}({e.get(a, 'u')}, {e.get(b, 'u')}, {e.get(c, 'u')})"
     if e.scalar(a, b, c):
@@ -304,12 +324,62 @@ def find_leading(a: Any) -> Any:
 
 @opcode("bfind", "d s", "u32 u64 s32 s64", "shiftamt")
 def bfind(e: Emitter, i: Instruction) -> None:
-    if i.has("shiftamt"):
-        raise e.error("bfind.shiftamt is not supported")
+    """.shiftamt: how far to shift left to bring the bit to the top; 0xFFFFFFFF stays."""
     form = i.types[0][0]
     a = e.read(i.operands[1], _width(i))
     code = f"{e.constant(find_leading)}({e.get(a, form)})"
+    if i.has("shiftamt"):
+        code = f"{e.constant(shift_amount)}({code}, {a.width - 1})"
     if a.scalar:
         e.set(i.operands[0], "i", f"{code}.item()", 32)
     else:
         e.set(i.operands[0], "u", code, 32)
+
+
+def shift_amount(position: Any, top: int) -> Any:
+    """bfind.shiftamt from the position of the bit."""
+    missing = np.uint32(0xFFFFFFFF)
+    return np.where(position == missing, missing, np.uint32(top) - position)
+
+
+def mask_of(start: Any, length: Any, clamp: bool) -> Any:
+    """bmsk: ones from bit ``start`` on, ``length`` of them; counts past 31 are cut or wrap."""
+    first, count = (
+        x.astype(np.uint64) if clamp else (x & np.uint32(31)).astype(np.uint64)
+        for x in (start, length)
+    )
+    first, count = np.minimum(first, np.uint64(32)), np.minimum(count, np.uint64(32))
+    one = np.uint64(1)
+    return (((one << count) - one) << first).astype(np.uint32)
+
+
+_MASKS = {"clamp": partial(mask_of, clamp=True), "wrap": partial(mask_of, clamp=False)}
+
+
+@opcode("bmsk", "d s s", "b32", "clamp wrap")
+def bmsk(e: Emitter, i: Instruction) -> None:
+    sources = [e.read(operand, 32) for operand in i.operands[1:]]
+    lanewise(e, i.operands[0], _MASKS[i.choice(_MASKS)], 32, *sources)
+
+
+def extend(a: Any, bits: Any, signed: bool, clamp: bool) -> Any:
+    """szext: the low ``bits`` bits of a, extended with zeros or with the sign."""
+    kept = np.minimum(bits, 32) if clamp else bits & np.uint32(31)
+    wide = a.astype(np.uint64) & ((np.uint64(1) << kept.astype(np.uint64)) - np.uint64(1))
+    if signed:
+        sign = np.where(kept > 0, np.uint64(1) << np.maximum(kept, 1).astype(np.uint64) - 1, 0)
+        wide = (wide ^ sign.astype(np.uint64)) - sign.astype(np.uint64)
+    return wide.astype(np.uint32)
+
+
+_EXTENSIONS = {
+    (kind, mode): partial(extend, signed=kind == "s32", clamp=mode == "clamp")
+    for kind in ("u32", "s32")
+    for mode in ("clamp", "wrap")
+}
+
+
+@opcode("szext", "d s s", "u32 s32", "clamp wrap")
+def szext(e: Emitter, i: Instruction) -> None:
+    function = _EXTENSIONS[i.types[0], i.choice(("clamp", "wrap"))]
+    lanewise(e, i.operands[0], function, 32, *(e.read(o, 32) for o in i.operands[1:]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mlakern.emulator import bulk, small_copies
 from mlakern.emulator.emitter import Emitter
-from mlakern.emulator.opcodes.arithmetic import select
 from mlakern.emulator.opcodes.barrier import each_lane
+from mlakern.emulator.opcodes.comparison import select
 from mlakern.emulator.opcodes.memory import address, argument
 from mlakern.emulator.opcodes.table import Control, opcode
 from mlakern.emulator.program import Imm, Instruction, Memory, Operand, Vector
@@ -143,7 +143,7 @@ def wait_group(e: Emitter, i: Instruction) -> None:
     ignored="ca cg shared shared::cta global L2::64B L2::128B L2::256B",
 )
 def copy_small(e: Emitter, i: Instruction) -> None:
-    """Operands after the size: how many bytes to copy, or a predicate to copy none; a cache hint."""
+    """Operands after the size: how many bytes to copy, or a predicate to copy none; a hint."""
     destination = argument(e, address(e, i.operands[0], "shared"))
     source = argument(e, address(e, i.operands[1], "global"))
     size = i.operands[2]

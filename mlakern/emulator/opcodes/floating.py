@@ -9,11 +9,12 @@ the correctly rounded value.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
 
-from mlakern.emulator import formats
+from mlakern.emulator import formats, rounding
 from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.opcodes.table import opcode
 from mlakern.emulator.program import Instruction, Operand
@@ -22,7 +23,22 @@ from mlakern.emulator.values import Value
 
 def add_float(e: Emitter, i: Instruction, template: str) -> None:
     """add, sub, mul or div of one of the floating types, as an expression in {0} and {1}."""
-    arithmetic(e, i, lambda *values: e.compute(e.scratch(32), template, "f", *values))
+    directed = _directed(e, i)
+    if directed is not None:
+        arithmetic(e, i, directed)
+    else:
+        arithmetic(e, i, lambda *values: e.compute(e.scratch(32), template, "f", *values))
+
+
+def _directed(e: Emitter, i: Instruction) -> Callable[..., Value] | None:
+    """The operation for an instruction that does not round to nearest; None if it does."""
+    mode = next((m for m in i.modifiers if m in rounding.MODES), None)
+    if mode is None:
+        return None
+    if i.types[0] not in ("f32", "f32x2"):
+        raise e.error(f".{mode} of type .{i.types[0]} is not supported")
+    function = rounding.directed(i.row.name, mode)
+    return lambda *values: e.call(e.scratch(32), function, "f", *values)
 
 
 def arithmetic(e: Emitter, i: Instruction, scalar: Callable[..., Value]) -> None:
@@ -32,15 +48,17 @@ def arithmetic(e: Emitter, i: Instruction, scalar: Callable[..., Value]) -> None
     """
     kind = i.types[0]
     out, operands = i.operands[0], i.operands[1:]
+    if kind == "f64" and (i.has("ftz") or i.has("sat")):
+        raise e.error(".ftz and .sat of type .f64 are not supported")
     if kind in ("f32", "f64"):
         values = [e.read(operand, int(kind[1:])) for operand in operands]
         e.bind(out, saturate(e, i, flushed(e, i, scalar, values)))
     elif kind == "f32x2":
+        if i.has("sat"):
+            raise e.error(".sat of type .f32x2 is not supported")
         pairs = [e.split(e.read(operand, 64)) for operand in operands]
         low, high = (flushed(e, i, scalar, [pair[half] for pair in pairs]) for half in (0, 1))
         bind_pair(e, out, low, high)
-    elif i.has("ftz"):
-        raise e.error(f".ftz of type .{kind} is not supported")
     else:
         _halves(e, i, out, operands, scalar)
 
@@ -109,12 +127,31 @@ def _halves(
         wide = []
         for value in values:
             part = extract_half(e, value, half) if packed else value
+            if i.has("ftz"):
+                part = flush_half(e, part, kind)
             wide.append(widen_half(e, part, kind))
-        results.append(narrow_half(e, scalar(*wide), kind))
+        result = narrow_half(e, saturate(e, i, scalar(*wide)), kind)
+        results.append(flush_half(e, result, kind) if i.has("ftz") else result)
     if not packed:
         e.bind(out, results[0])
         return
     pack_halves(e, out, *results)
+
+
+def flush_codes(codes: Any, exponent: Any) -> Any:
+    """16-bit floats with subnormals as zeros of their sign; exponent: the bits of that field."""
+    return np.where(codes & exponent, codes, codes & np.uint16(0x8000))
+
+
+_FLUSH_HALF = {
+    "f16": partial(flush_codes, exponent=np.uint16(0x7C00)),
+    "bf16": partial(flush_codes, exponent=np.uint16(0x7F80)),
+}
+
+
+def flush_half(e: Emitter, value: Value, kind: str) -> Value:
+    """A 16-bit float with a subnormal flushed."""
+    return e.call(e.scratch(16), _FLUSH_HALF[kind], "u", value, width=16)
 
 
 def extract_half(e: Emitter, value: Value, half: int) -> Value:
@@ -159,33 +196,73 @@ def fused(a: Any, b: Any, c: Any) -> Any:
     return np.add(np.multiply(a, b, dtype=double), c, dtype=double).astype(np.float32)
 
 
-@opcode("fma", "d s s s", "f32 f64 f16 f16x2 bf16 bf16x2 f32x2", "rn ftz sat relu")
+def fused_odd(a: Any, b: Any, c: Any) -> Any:
+    """a·b + c of 16-bit floats, as a float32 that rounds to 16 bits as the exact value does."""
+    double = np.float64
+    return odd_float32(np.add(np.multiply(a, b, dtype=double), c, dtype=double))
+
+
+def odd_float32(exact: Any) -> Any:
+    """float64 to float32, rounded to odd: then rounding again to fewer bits is harmless."""
+    nearest = np.asarray(exact, np.float64).astype(np.float32)
+    back = nearest.astype(np.float64)
+    inexact = (back != exact) & ~np.isnan(back)
+    bits = nearest.view(np.uint32) - (inexact & (np.abs(back) > np.abs(exact))).astype(np.uint32)
+    return (bits | inexact).astype(np.uint32).view(np.float32)
+
+
+def rectified(x: Any) -> Any:
+    """.relu: negative numbers and -0 become +0, NaN stays."""
+    return np.where(x <= 0, np.float32(0), x)
+
+
+@opcode(
+    "fma", "d s s s", "f32 f64 f16 f16x2 bf16 bf16x2 f32x2", "rz rm rp ftz sat relu", ignored="rn"
+)
 def fma(e: Emitter, i: Instruction) -> None:
-    if i.has("relu"):
-        raise e.error("fma.relu is not supported")
+    half = i.types[0].removesuffix("x2") in ("f16", "bf16")
+    if i.has("relu") and not half:
+        raise e.error(f".relu of type .{i.types[0]} is not supported")
+    directed = _directed(e, i)
 
     def scalar(*values: Value) -> Value:
         if values[0].width == 64:
             return e.compute(e.scratch(64), "{0} * {1} + {2}", "f", *values)
-        return e.call(e.scratch(32), fused, "f", *values)
+        result = e.call(e.scratch(32), fused_odd if half else fused, "f", *values)
+        return e.call(e.scratch(32), rectified, "f", result) if i.has("relu") else result
 
-    arithmetic(e, i, scalar)
+    arithmetic(e, i, directed or scalar)
+
+
+@cache
+def extreme(largest: bool, nan: bool, absolute: bool, xor_sign: bool) -> Callable[..., Any]:
+    """min or max of two or three floats. nan: a NaN wins, else the other value does.
+
+    absolute: of magnitudes; xor_sign: with the product of the signs. Zeros of both signs are equal.
+    """
+    plain, strict = (np.fmax, np.maximum) if largest else (np.fmin, np.minimum)
+    pick = strict if nan else plain
+
+    def apply(*values: Any) -> Any:
+        found = [np.abs(value) for value in values] if absolute else list(values)
+        result = reduce(pick, found)
+        if xor_sign:
+            negative = reduce(np.logical_xor, [np.signbit(value) for value in values])
+            result = np.copysign(result, np.where(negative, -1, 1).astype(result.dtype))
+        return result
+
+    return apply
 
 
 def minmax_float(e: Emitter, i: Instruction, largest: bool) -> None:
-    """min and max: without .NaN the operand that is a number wins."""
-    if i.has("relu") or i.has("abs") or i.has("xorsign"):
-        raise e.error("min and max with .relu, .abs or .xorsign are not supported")
-    plain = (np.fmin, np.fmax)[largest]
-    function = (np.minimum, np.maximum)[largest] if i.has("NaN") else plain
-
-    def scalar(*values: Value) -> Value:
-        result = values[0]
-        for value in values[1:]:
-            result = e.call(e.scratch(32), function, "f", result, value)
-        return result
-
-    arithmetic(e, i, scalar)
+    """min and max of floating types."""
+    xor_sign = i.has("xorsign")
+    if i.has("relu") or (xor_sign and (len(i.operands) > 3 or not i.has("abs"))):
+        raise e.error("min and max of floats take no .relu, and .xorsign.abs of two values only")
+    function = extreme(largest, i.has("NaN"), i.has("abs"), xor_sign)
+    if not i.has("NaN") and not i.has("abs") and len(i.operands) == 3:
+        function = np.fmax if largest else np.fmin
+    arithmetic(e, i, lambda *values: e.call(e.scratch(32), function, "f", *values))
 
 
 def exp2(x: Any) -> Any:
@@ -198,7 +275,7 @@ def exp2_flushed(x: Any) -> Any:
     return y * (y >= SMALLEST_NORMAL)
 
 
-@opcode("ex2", "d s", "f32 f16 f16x2 bf16 bf16x2", "approx ftz")
+@opcode("ex2", "d s", "f32 f16 f16x2 bf16 bf16x2", "ftz", ignored="approx")
 def ex2(e: Emitter, i: Instruction) -> None:
     if i.types[0] == "f32":
         function = exp2_flushed if i.has("ftz") else exp2
@@ -208,9 +285,12 @@ def ex2(e: Emitter, i: Instruction) -> None:
 
 
 def _unary(name: str, modifiers: str, function: Callable[[Any], Any], types: str = "f32") -> None:
-    @opcode(name, "d s", types, modifiers)
+    @opcode(name, "d s", types, modifiers, ignored="approx rn")
     def generate(e: Emitter, i: Instruction) -> None:
-        arithmetic(e, i, lambda value: e.call(e.scratch(32), function, "f", value))
+        def plain(value: Value) -> Value:
+            return e.call(e.scratch(32), function, "f", value)
+
+        arithmetic(e, i, _directed(e, i) or plain)
 
 
 def reciprocal(x: Any) -> Any:
@@ -221,13 +301,13 @@ def reciprocal_root(x: Any) -> Any:
     return np.reciprocal(np.sqrt(x))
 
 
-_unary("lg2", "approx ftz", np.log2)
-_unary("rcp", "approx rn ftz", reciprocal, "f32 f64")
-_unary("sqrt", "approx rn ftz", np.sqrt, "f32 f64")
-_unary("rsqrt", "approx ftz", reciprocal_root)
-_unary("sin", "approx ftz", np.sin)
-_unary("cos", "approx ftz", np.cos)
-_unary("tanh", "approx", np.tanh, "f32 f16 f16x2 bf16 bf16x2")
+_unary("lg2", "ftz", np.log2)
+_unary("rcp", "rz rm rp ftz", reciprocal, "f32 f64")
+_unary("sqrt", "rz rm rp ftz", np.sqrt, "f32 f64")
+_unary("rsqrt", "ftz", reciprocal_root, "f32 f64")
+_unary("sin", "ftz", np.sin)
+_unary("cos", "ftz", np.cos)
+_unary("tanh", "", np.tanh, "f32 f16 f16x2 bf16 bf16x2")
 
 
 def copy_sign(sign: Any, magnitude: Any) -> Any:
@@ -253,5 +333,5 @@ _CLASSES: dict[str, Callable[[Any], Any]] = {
 @opcode("testp", "d s", "f32 f64", " ".join(_CLASSES))
 def testp(e: Emitter, i: Instruction) -> None:
     value = e.read(i.operands[1], int(i.types[0][1:]))
-    function = e.constant(_CLASSES[i.modifiers[0]])
+    function = e.constant(_CLASSES[i.choice(_CLASSES)])
     e.predicate(i.operands[0], f"{function}({{0}})", "f", value)
