@@ -149,3 +149,12 @@ def test_few_rows_take_the_small_tile_where_there_is_one(
     arch: str, heads: int, tokens: int, tile_m: int
 ) -> None:
     assert choose_tile_m(arch, heads, tokens) == tile_m
+
+
+@pytest.mark.parametrize(
+    ("min_split_kv", "splits"), [(None, 10), (128, 10), (129, 5), (256, 5), (257, 4), (2000, 1)]
+)
+def test_a_run_has_whole_tiles_of_at_least_min_split_kv(
+    min_split_kv: int | None, splits: int
+) -> None:
+    assert heuristic_splits(10, 1, 1, 148, min_split_kv=min_split_kv) == splits

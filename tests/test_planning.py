@@ -19,15 +19,6 @@ PERSISTENT = KernelConfig(schedule="persistent")
 LISTED = KernelConfig(schedule="work_list")
 
 
-@pytest.mark.parametrize(
-    ("min_split_kv", "splits"), [(None, 10), (128, 10), (129, 5), (256, 5), (257, 4), (2000, 1)]
-)
-def test_a_run_has_whole_tiles_of_at_least_min_split_kv(
-    min_split_kv: int | None, splits: int
-) -> None:
-    assert heuristic_splits(1280, 1, 1, 148, min_split_kv=min_split_kv) == splits
-
-
 def test_workspace_by_hand() -> None:
     # 15 partial rows of 512 halves end at 15360, a multiple of 256.
     layout = workspace_layout(slots=5, tile_rows=3, partial_dtype="float16")
