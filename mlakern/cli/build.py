@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -143,7 +144,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
 
 
 def _print_table(outcomes: Sequence[Outcome], root: Path) -> None:
-    table = Table("configuration", "result", title=f"store {root}", title_justify="left")
+    table = Table("configuration", "result", title=escape(f"store {root}"), title_justify="left")
     for name in ("registers", "spilled B", "shared B", "cubin KiB", "s"):
         table.add_column(name, justify="right")
     for outcome in outcomes:
