@@ -281,6 +281,14 @@ class TestBuild:
             result.stderr
         )
 
+    def test_the_store_is_named_as_it_is(
+        self, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        result = call("build", "--matrix", matrix, "--out", "[red] store")
+        assert "store [red] store" in result.stdout
+        assert "3 of 3 present in [red] store" in result.stdout
+
     def test_a_store_that_cannot_be_written_is_status_3(self, matrix: Path) -> None:
         result = call("build", "--matrix", matrix, "--out", matrix / "store", "--json")
         error = document(result, 3)["error"]
@@ -355,6 +363,10 @@ class TestList:
         text = call("list", "--store", root).stdout
         for path in (serving, stale, damaged, shadowed, foreign):
             assert path.name in text
+
+    def test_names_are_printed_as_they_are(self, root: Path) -> None:
+        (root / "mla_[red]").mkdir(parents=True)
+        assert "mla_[red]" in call("list", "--store", root).stdout
 
     def test_an_empty_store(self, root: Path) -> None:
         assert document(call("list", "--store", root, "--json")) == []

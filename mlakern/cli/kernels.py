@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from mlakern.cli.common import (
@@ -93,7 +94,7 @@ def list_kernels(store_path: Path | None, as_json: bool) -> None:
                 str(kernel.dynamic_shared + kernel.static_shared),
                 str(manifest.cubin.size // 1024),
             ]
-        table.add_row(row.path.name, row.state, row.root.origin, *cells)
+        table.add_row(escape(row.path.name), row.state, row.root.origin, *cells)
     output.print(table)
 
 
@@ -197,7 +198,6 @@ def _parameter_table(kernel: Kernel) -> Table:
             parameter.kind,
             str(parameter.offset),
             str(parameter.size),
-            # Brackets are shapes, not markup.
-            parameter.meaning.replace("[", r"\["),
+            escape(parameter.meaning),
         )
     return table
