@@ -69,3 +69,4 @@ wheel: $(READY)
 clean:
 	rm -rf $(VENV) build build_out dist mlakern/cubins mlakern.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find mlakern scripts tests -name __pycache__ -prune -exec rm -rf {} +
