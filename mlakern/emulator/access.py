@@ -6,6 +6,7 @@ offset``, generic ones carry their window in the top byte (`addresses.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,12 @@ def load_shared(g: Group, address: Any, size: int, count: int, site: Site) -> An
     else:
         cta = _shared(g, int(address[0]))
         offset = address - cta.base_word
-        found = cta.shared.load_lanes(offset, size, count)
+        try:
+            found = cta.shared.load_lanes(offset, size, count)
+        except Fault:
+            if not _several(address):
+                raise
+            return _load_several(g, address, size, count, site)
     observer = g.cta.launch.observer
     if observer is not None:
         warps = g.lane_warps() if type(address) is not int else g.cluster_warps()[0]
@@ -60,11 +66,58 @@ def store_shared(g: Group, address: Any, size: int, values: Any, site: Site) -> 
     else:
         cta = _shared(g, int(address[0]))
         offset = address - cta.base_word
-        cta.shared.store_lanes(offset, size, values)
+        try:
+            cta.shared.store_lanes(offset, size, values)
+        except Fault:
+            if not _several(address):
+                raise
+            _store_several(g, address, size, values, site)
+            return
     observer = g.cta.launch.observer
     if observer is not None:
         warps = g.lane_warps() if type(address) is not int else g.cluster_warps()[0]
         observer.shared(site, warps, cta.rank, offset, row, Access.WRITE)
+
+
+def _several(address: Any) -> bool:
+    """Whether lanes reach into several CTAs."""
+    return bool((address >> RANK_SHIFT != address[0] >> RANK_SHIFT).any())
+
+
+def _parts(g: Group, address: Any) -> Iterator[tuple[Cta, Any, Any]]:
+    """For each CTA that lanes reach into: it, those lanes, and their offsets."""
+    ranks = address >> RANK_SHIFT
+    for rank in np.unique(ranks).tolist():
+        index = np.flatnonzero(ranks == rank)
+        yield g.cta.cluster.cta(rank), index, address[index] & _LOW_24
+
+
+def _load_several(g: Group, address: Any, size: int, count: int, site: Site) -> Any:
+    out = np.empty((count, g.width), UNSIGNED[8 * size])
+    for cta, index, offset in _parts(g, address):
+        found = cta.shared.load_lanes(offset, size, count)
+        out[:, index] = found
+        _report(g, site, cta, index, offset, size * count, Access.READ)
+    return out[0] if count == 1 else list(out)
+
+
+def _store_several(g: Group, address: Any, size: int, values: Any, site: Site) -> None:
+    columns = values if type(values) is list else [values]
+    dtype = UNSIGNED[8 * size]
+    columns = [np.broadcast_to(np.asarray(c, dtype), g.width) for c in columns]
+    for cta, index, offset in _parts(g, address):
+        part = [column[index] for column in columns]
+        cta.shared.store_lanes(offset, size, part if len(part) > 1 else part[0])
+        _report(g, site, cta, index, offset, size * len(columns), Access.WRITE)
+
+
+def _report(
+    g: Group, site: Site, cta: Cta, index: Any, offset: Any, row: int, kind: Access
+) -> None:
+    observer = g.cta.launch.observer
+    if observer is not None:
+        warps = np.broadcast_to(g.lane_warps(), g.width)[index]
+        observer.shared(site, warps, cta.rank, offset, row, kind)
 
 
 def last_lane(values: Any) -> Any:

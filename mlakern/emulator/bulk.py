@@ -124,13 +124,13 @@ def load_bytes(
 ) -> None:
     """cp.async.bulk from global, or from this CTA's shared memory to another's."""
     at = destination & OFFSET_MASK
-    _check_bulk(destination, source, size)
+    check_bulk(destination, source, size)
     if from_shared:
         origin = g.cta.cluster.cta(source >> RANK_SHIFT & 0xFF)
         start = source & OFFSET_MASK
 
         def fetch() -> Any:
-            return np.array(_shared_bytes(origin, start, size))
+            return np.array(shared_bytes(origin, start, size))
     else:
         memory = g.cta.launch.memory
 
@@ -208,28 +208,26 @@ def store_tensor(
         box = tma.read_shared(described, cta.shared.data, cta.shared.written, at)
         tma.write_box(described, signed, box, memory)
 
-    _issue_store(g, cta, tma.shared_granules(described, at), action, instruction)
+    issue_store(g, cta, tma.shared_granules(described, at), action, instruction)
 
 
 def store_bytes(
     g: Group, destination: int, source: int, size: int, instruction: Instruction
 ) -> None:
     """cp.async.bulk from shared to global memory."""
-    _check_bulk(destination, source, size)
+    check_bulk(destination, source, size)
     cta = g.cta.cluster.cta(source >> RANK_SHIFT)
     at = source & OFFSET_MASK
     memory = g.cta.launch.memory
 
     def action() -> None:
         data, index = memory.span(destination, size, write=True)
-        data[index : index + size] = _shared_bytes(cta, at, size)
+        data[index : index + size] = shared_bytes(cta, at, size)
 
-    _issue_store(g, cta, slice(at >> 2, (at + size) >> 2), action, instruction)
+    issue_store(g, cta, slice(at >> 2, (at + size) >> 2), action, instruction)
 
 
-def _issue_store(
-    g: Group, cta: Cta, granules: slice, action: Any, instruction: Instruction
-) -> None:
+def issue_store(g: Group, cta: Cta, granules: slice, action: Any, instruction: Instruction) -> None:
     observer = g.cta.launch.observer
     ticket: Ticket = None
     if observer is not None:
@@ -270,7 +268,7 @@ def wait_group(g: Group, pending: int) -> None:
         g.bundle.bulk_groups[lane] = groups[len(due) :]
 
 
-def _check_bulk(destination: int, source: int, size: int) -> None:
+def check_bulk(destination: int, source: int, size: int) -> None:
     for name, value in (("destination", destination), ("source", source), ("size", size)):
         if value % 16:
             raise Fault(f"bulk copy: {name} {value:#x} is not a multiple of 16")
@@ -281,7 +279,7 @@ def _bounds(cta: Cta, at: int, size: int) -> None:
         raise Fault(f"bulk copy of {size} bytes at shared offset {at:#x}: out of shared memory")
 
 
-def _shared_bytes(cta: Cta, at: int, size: int) -> Any:
+def shared_bytes(cta: Cta, at: int, size: int) -> Any:
     _bounds(cta, at, size)
     missing = np.flatnonzero(cta.shared.written[at : at + size] == 0)
     if len(missing):

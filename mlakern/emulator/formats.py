@@ -6,6 +6,8 @@ canonical NaN). Codes are unsigned integers; float32 is the wide side of every c
     format  sign exponent mantissa  bias  largest  infinity  canonical NaN
     e4m3       1        4        3     7      448  none      0x7f
     e5m2       1        5        2    15    57344  yes       0x7f
+    e2m3       1        2        3     1      7.5  none      none
+    e3m2       1        3        2     3       28  none      none
     e2m1       1        2        1     1        6  none      none
     f16        1        5       10    15    65504  yes       0x7fff
     bf16       1        8        7   127  3.39e38  yes       0x7fff
@@ -29,7 +31,7 @@ U8: TypeAlias = NDArray[np.uint8]
 U16: TypeAlias = NDArray[np.uint16]
 U32: TypeAlias = NDArray[np.uint32]
 Codes: TypeAlias = NDArray[np.unsignedinteger[Any]]
-Small: TypeAlias = Literal["e4m3", "e5m2", "e2m1"]
+Small: TypeAlias = Literal["e4m3", "e5m2", "e2m3", "e3m2", "e2m1"]
 Rounding: TypeAlias = Literal["rn", "rz"]
 
 CANONICAL_NAN_8 = 0x7F
@@ -39,6 +41,8 @@ CANONICAL_NAN_TF32 = 0x7FFFFFFF
 _FIELDS: dict[str, tuple[int, int, int]] = {  # exponent bits, mantissa bits, bias
     "e4m3": (4, 3, 7),
     "e5m2": (5, 2, 15),
+    "e2m3": (2, 3, 1),
+    "e3m2": (3, 2, 3),
     "e2m1": (2, 1, 1),
 }
 
@@ -81,15 +85,15 @@ def _narrowing_table(name: Small) -> U8:
     upto = np.searchsorted(midpoints, magnitude, side="right")  # midpoints <= magnitude
     code = np.where((below != upto) & (below % 2 == 0), below, upto)
     code |= (keys >> 31 - 16).astype(code.dtype) << (exponent_bits + mantissa_bits)
-    # e2m1 has no NaN: PTX converts a NaN to its positive maximum.
-    code[np.isnan(value)] = len(finite) - 1 if name == "e2m1" else CANONICAL_NAN_8
+    # Formats of 4 and 6 bits have no NaN: PTX converts a NaN to their positive maximum.
+    code[np.isnan(value)] = CANONICAL_NAN_8 if name in ("e4m3", "e5m2") else len(finite) - 1
     table: U8 = code.astype(np.uint8)
     table.setflags(write=False)
     return table
 
 
 def widen(codes: Codes, name: Small) -> F32:
-    """Exact float32 values of e4m3, e5m2 or e2m1 codes (one code an element)."""
+    """Exact float32 values of 8-, 6- or 4-bit codes (one code an element)."""
     values: F32 = widening_table(name).take(codes)
     return values
 
@@ -110,6 +114,18 @@ def widen_scale(codes: U8, name: Literal["ue8m0", "ue4m3"]) -> F32:
     powers = np.ldexp(1.0, codes.astype(np.int64) - 127)
     values: F32 = np.where(codes == 0xFF, np.nan, powers).astype(np.float32)
     return values
+
+
+def narrow_scale(values: F32, up: bool) -> U8:
+    """ue8m0 codes of the powers of two next to magnitudes, ``up`` or below; infinity is the largest
+    power, NaN 0xff."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
+    exponent, rest = bits >> np.uint32(23), bits & np.uint32(0x7FFFFF)
+    # Code 0 is 2^-127, which is a subnormal float32 with half of the mantissa's range.
+    above = np.where(exponent == 0, rest > 1 << 22, rest > 0)
+    codes = np.minimum(exponent + (above & up), 0xFE)
+    scales: U8 = np.where(np.isnan(values), np.uint32(0xFF), codes).astype(np.uint8)
+    return scales
 
 
 def f16_to_f32(codes: U16) -> F32:

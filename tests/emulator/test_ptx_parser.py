@@ -144,7 +144,7 @@ def test_every_modifier_outside_the_table_is_refused() -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("cvt.rp.f32.f64 %f1, %fd1;", r"cvt.rp.f32.f64 %f1, %fd1: .* not supported"),
+        ("cvt.rp.f64.s64 %fd1, %rd1;", r"cvt.rp.f64.s64 %fd1, %rd1: .* not supported"),
         ("setmaxnreg.inc.sync.aligned.u32 100;", r"need a multiple of 8 from 24 to 256"),
         ("mov.u32 %r1, %mystery;", r"special register %mystery is unknown; known: .*laneid"),
     ],

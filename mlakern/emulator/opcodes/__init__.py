@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlakern.emulator.opcodes.arithmetic
+import mlakern.emulator.opcodes.atomic
 import mlakern.emulator.opcodes.barrier
 import mlakern.emulator.opcodes.bits
 import mlakern.emulator.opcodes.bulk
@@ -10,6 +11,7 @@ import mlakern.emulator.opcodes.carry
 import mlakern.emulator.opcodes.comparison
 import mlakern.emulator.opcodes.control
 import mlakern.emulator.opcodes.conversion
+import mlakern.emulator.opcodes.cvt
 import mlakern.emulator.opcodes.floating
 import mlakern.emulator.opcodes.launch_control
 import mlakern.emulator.opcodes.memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlakern.emulator import bulk, small_copies
+from mlakern.emulator import bulk, reductions, small_copies
 from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.opcodes.barrier import each_lane
 from mlakern.emulator.opcodes.comparison import select
@@ -65,7 +65,7 @@ def _map(e: Emitter, operand: Operand) -> Value:
 
 
 def _coordinates(e: Emitter, i: Instruction, operand: Operand) -> list[Value]:
-    rank = int(i.modifiers[0][0])
+    rank = int(i.choice(("1d", "2d", "3d", "4d", "5d"))[0])
     items = operand.items[0] if isinstance(operand, Memory) and operand.items else None
     if not isinstance(items, Vector) or len(items.items) != rank:
         raise e.error(f"expected {rank} coordinates in braces")
@@ -112,6 +112,55 @@ def copy_bulk(e: Emitter, i: Instruction) -> None:
         values,
         f"{function}(g, {{0}}, {{1}}, {{2}}, {{3}}, {mask}, {from_shared}, {e.site})",
     )
+
+
+_REDUCTIONS = "add min max inc dec and or xor"
+
+
+@opcode(
+    "cp.reduce.async.bulk.tensor",
+    "m m s?",
+    "",
+    f"1d 2d 3d 4d 5d {_REDUCTIONS}",
+    Control.ALONE,
+    ignored=f"global shared::cta tile bulk_group {_HINT}",
+)
+def reduce_tensor(e: Emitter, i: Instruction) -> None:
+    if e.part():
+        return
+    described, source = i.operands[:2]
+    values = [_map(e, described), address(e, source, "shared"), *_coordinates(e, i, described)]
+    function = e.constant(reductions.reduce_tensor)
+    listed = ", ".join(f"{{{n}}}" for n in range(2, len(values)))
+    name = i.choice(_REDUCTIONS.split())
+    _copy(e, values, f"{function}(g, {{0}}, [{listed}], {{1}}, {name!r}, {e.site})")
+
+
+@opcode(
+    "cp.reduce.async.bulk",
+    "m m s m? s?",
+    "u32 s32 u64 s64 b32 b64 f16 bf16 f32 f64",
+    f"bulk_group {_REDUCTIONS}",
+    Control.ALONE,
+    ignored=f"global {_SHARED} mbarrier::complete_tx::bytes noftz {_HINT}",
+)
+def reduce_bulk(e: Emitter, i: Instruction) -> None:
+    if e.part():
+        return
+    name, kind = i.choice(_REDUCTIONS.split()), i.types[0]
+    to_global = i.has("bulk_group")
+    values = [
+        address(e, i.operands[0], "global" if to_global else "shared"),
+        address(e, i.operands[1], "shared"),
+        e.read(i.operands[2], 32),
+    ]
+    if to_global:
+        function = e.constant(reductions.reduce_bytes)
+        _copy(e, values, f"{function}(g, {{0}}, {{1}}, {{2}}, {name!r}, {kind!r}, {e.site})")
+        return
+    values.append(address(e, i.operands[3], "shared"))
+    function = e.constant(reductions.reduce_shared)
+    _copy(e, values, f"{function}(g, {{0}}, {{1}}, {{2}}, {{3}}, {name!r}, {kind!r}, {e.site})")
 
 
 @opcode("cp.async.bulk.prefetch.tensor", "m s?", ignored=f"1d 2d 3d 4d 5d L2 global tile {_HINT}")

@@ -9,7 +9,7 @@ from mlakern.emulator.opcodes.table import Control, opcode
 from mlakern.emulator.program import Imm, Instruction
 
 
-@opcode("bra", "l", "", "uni", Control.JUMP)
+@opcode("bra", "l", "", "", Control.JUMP, ignored="uni")
 def bra(e: Emitter, i: Instruction) -> None:
     """Successor 0 is the next instruction and 1 the target; an unguarded branch has the target
     only.
@@ -34,7 +34,7 @@ def bra(e: Emitter, i: Instruction) -> None:
     e.line(f"return {test}")
 
 
-@opcode("brx.idx", "s l", "", "uni", Control.JUMP)
+@opcode("brx.idx", "s l", "", "", Control.JUMP, ignored="uni")
 def brx(e: Emitter, i: Instruction) -> None:
     index = e.read(i.operands[0], 32)
     e.store()
@@ -49,7 +49,7 @@ def _leave(e: Emitter, _: Instruction) -> None:
     e.line("return EXITED")
 
 
-opcode("ret", "", "", "uni", Control.JUMP)(_leave)
+opcode("ret", "", "", "", Control.JUMP, ignored="uni")(_leave)
 opcode("exit", "", "", "", Control.JUMP)(_leave)
 
 
@@ -67,7 +67,7 @@ opcode("trap", "", "", "", Control.JUMP)(_trap)
 opcode("brkpt", "", "", "", Control.JUMP)(_trap)
 
 
-@opcode("call", "d s? s? s?", "", "uni", Control.JUMP)
+@opcode("call", "d s? s? s?", "", "", Control.JUMP, ignored="uni")
 def call(e: Emitter, _: Instruction) -> None:
     raise e.error("function calls are not supported; inline the function")
 
@@ -76,7 +76,7 @@ def _nothing(e: Emitter, _: Instruction) -> None:
     """No effect on values."""
 
 
-@opcode("setmaxnreg", "s", "u32", "inc dec sync aligned", Control.CONVERGED)
+@opcode("setmaxnreg", "s", "u32", "", Control.CONVERGED, ignored="inc dec sync aligned")
 def setmaxnreg(e: Emitter, i: Instruction) -> None:
     """No effect on values; the count must be one that hardware takes."""
     e.converge()
@@ -90,4 +90,4 @@ for _name, _roles, _modifiers in (
     ("pmevent", "s", "mask"),
     ("griddepcontrol", "", "wait launch_dependents"),
 ):
-    opcode(_name, _roles, "", _modifiers)(_nothing)
+    opcode(_name, _roles, ignored=_modifiers)(_nothing)

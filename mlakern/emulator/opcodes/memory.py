@@ -1,10 +1,8 @@
-"""Loads, stores, atomics, prefetches and matrix loads (PTX ISA, "Data Movement and Conversion
-Instructions", "Parallel Synchronization and Communication Instructions": atom, red).
-"""
+"""Loads, stores, prefetches, matrices (PTX ISA, "Data Movement and Conversion Instructions")."""
 
 from __future__ import annotations
 
-from mlakern.emulator import access, atomics, matrix
+from mlakern.emulator import access, matrix
 from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.opcodes.conversion import resize
 from mlakern.emulator.opcodes.table import BITS, FLOATS, INTEGERS, Control, opcode
@@ -13,7 +11,7 @@ from mlakern.emulator.values import Value
 
 SPACES = "global shared shared::cta shared::cluster local param param::entry const"
 SCOPES = "cta cluster gpu sys"
-_ORDER = "weak volatile relaxed acquire release mmio acq_rel seq_cst"
+ORDER = "weak volatile relaxed acquire release mmio acq_rel seq_cst"
 _CACHE = (
     "ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last "
     "L1::no_allocate L2::evict_last L2::evict_normal L2::evict_first L2::cache_hint L2::64B "
@@ -61,7 +59,7 @@ def element_of(i: Instruction) -> tuple[str, int]:
     return kind, width_of(kind)
 
 
-@opcode("ld", "d m s?", _ANY, SPACES, ignored=f"{SCOPES} {_ORDER} {_CACHE} v2 v4 v8")
+@opcode("ld", "d m s?", _ANY, SPACES, ignored=f"{SCOPES} {ORDER} {_CACHE} v2 v4 v8")
 def ld(e: Emitter, i: Instruction) -> None:
     space, (kind, bits) = space_of(i), element_of(i)
     where = address(e, i.operands[1], space)
@@ -92,7 +90,7 @@ def stored(e: Emitter, operand: Operand, kind: str) -> Value:
     return resize(e, value, "u", value.width, bits) if value.width > bits else value
 
 
-@opcode("st", "m s s?", _ANY, SPACES, ignored=f"{SCOPES} {_ORDER} {_CACHE} v2 v4 v8")
+@opcode("st", "m s s?", _ANY, SPACES, ignored=f"{SCOPES} {ORDER} {_CACHE} v2 v4 v8")
 def st(e: Emitter, i: Instruction) -> None:
     space, (kind, bits) = space_of(i), element_of(i)
     where = address(e, i.operands[0], space)
@@ -103,60 +101,27 @@ def st(e: Emitter, i: Instruction) -> None:
     e.line(f"{function}(g, {argument(e, where)}, {bits // 8}, {values}, {e.site})")
 
 
-@opcode("ldu", "d m", _ANY, "global v2 v4")
+@opcode("ldu", "d m", _ANY, "global", ignored="v2 v4")
 def ldu(e: Emitter, i: Instruction) -> None:
     ld(e, i)
 
 
-_ATOMIC_MODIFIERS = (
-    f"{SPACES} {SCOPES} {_ORDER} {' '.join(atomics.OPERATIONS)} noftz L2::cache_hint"
-)
-
-
-def _atomic(e: Emitter, i: Instruction, out: Operand | None, first: int) -> None:
-    space, kind = space_of(i), i.types[0]
-    where = address(e, i.operands[first], space)
-    sources = [e.read(operand, width_of(kind)) for operand in i.operands[first + 1 :]]
-    name = next(m for m in i.modifiers if m in atomics.OPERATIONS)
-    function = e.constant(atomics.atomic)
-    listed = ", ".join(argument(e, source) for source in sources)
-    code = (
-        f"{function}(g, {space!r}, {argument(e, where)}, {name!r}, {kind!r}, [{listed}], {e.site})"
-    )
-    if out is None:
-        e.line(code)
-    else:
-        e.set(out, "i" if e.single else "u", code, width_of(kind))
-
-
-@opcode("atom", "d m s s?", f"{BITS} {INTEGERS} {FLOATS}", _ATOMIC_MODIFIERS)
-def atom(e: Emitter, i: Instruction) -> None:
-    _atomic(e, i, i.operands[0], 1)
-
-
-@opcode("red", "m s", f"{BITS} {INTEGERS} {FLOATS}", f"{_ATOMIC_MODIFIERS} async")
-def red(e: Emitter, i: Instruction) -> None:
-    if i.has("async"):
-        raise e.error("red.async is not supported")
-    _atomic(e, i, None, 0)
-
-
-@opcode("prefetch", "m", "", f"{SPACES} L1 L2 tensormap L2::evict_last L2::evict_normal")
+@opcode("prefetch", "m", ignored=f"{SPACES} L1 L2 tensormap L2::evict_last L2::evict_normal")
 def prefetch(e: Emitter, i: Instruction) -> None:
     """No effect on values; the address need not exist."""
 
 
-@opcode("prefetchu", "m", "", "L1")
+@opcode("prefetchu", "m", ignored="L1")
 def prefetchu(e: Emitter, i: Instruction) -> None:
     """No effect on values."""
 
 
-@opcode("applypriority", "m s", "", "global L2::evict_normal")
+@opcode("applypriority", "m s", ignored="global L2::evict_normal")
 def applypriority(e: Emitter, i: Instruction) -> None:
     """No effect on values."""
 
 
-@opcode("discard", "m s", "", "global L2")
+@opcode("discard", "m s", ignored="global L2")
 def discard(e: Emitter, _: Instruction) -> None:
     raise e.error("discard is not supported")
 
@@ -165,23 +130,22 @@ def discard(e: Emitter, _: Instruction) -> None:
     "createpolicy",
     "d s s?",
     "b64",
-    "fractional range L2::evict_last L2::evict_first L2::evict_normal L2::evict_unchanged global",
+    ignored="fractional range L2::evict_last L2::evict_first L2::evict_normal L2::evict_unchanged "
+    "global",
 )
 def createpolicy(e: Emitter, i: Instruction) -> None:
     """A cache policy is an opaque word without effect."""
     e.set(i.operands[0], "i", "0", 64)
 
 
-_MATRIX = "sync aligned m8n8 m16n8 m16n16 x1 x2 x4 trans shared shared::cta"
+_MATRIX = "sync aligned m8n8 x1 x2 x4 shared shared::cta"
 
 
-@opcode("ldmatrix", "d m", "b16 b8", _MATRIX, Control.CONVERGED)
+@opcode("ldmatrix", "d m", "b16", "trans", Control.CONVERGED, ignored=_MATRIX)
 def ldmatrix(e: Emitter, i: Instruction) -> None:
     e.converge()
     where = address(e, i.operands[1], "shared")
     outs = items_of(i.operands[0])
-    if not i.has("m8n8"):
-        raise e.error("ldmatrix is supported for .m8n8 only")
     function = e.constant(matrix.load_matrices)
     names = [e.name() for _ in outs]
     args = f"g, {e.get(where, 'U')}, {len(outs)}, {i.has('trans')}, {e.site}"
@@ -190,12 +154,10 @@ def ldmatrix(e: Emitter, i: Instruction) -> None:
         e.bind(out, Value(32, "u", {"u": name}))
 
 
-@opcode("stmatrix", "m s", "b16 b8", _MATRIX, Control.CONVERGED)
+@opcode("stmatrix", "m s", "b16", "trans", Control.CONVERGED, ignored=_MATRIX)
 def stmatrix(e: Emitter, i: Instruction) -> None:
     e.converge()
     where = address(e, i.operands[0], "shared")
-    if not i.has("m8n8"):
-        raise e.error("stmatrix is supported for .m8n8 only")
     sources = [e.get(e.read(operand, 32), "U") for operand in items_of(i.operands[1])]
     function = e.constant(matrix.store_matrices)
     args = f"g, {e.get(where, 'U')}, [{', '.join(sources)}], {i.has('trans')}, {e.site}"

@@ -10,6 +10,7 @@ from typing import Any
 from mlakern.emulator import lanes
 from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.opcodes.bits import truth
+from mlakern.emulator.opcodes.packed import bind_lanes
 from mlakern.emulator.opcodes.table import Control, opcode
 from mlakern.emulator.program import Both, Imm, Instruction, Operand
 from mlakern.emulator.values import Value
@@ -27,7 +28,7 @@ def shfl(e: Emitter, i: Instruction) -> None:
     value, lane, clamp = (e.read(operand, 32) for operand in i.operands[1:4])
     out = i.operands[0]
     data, valid = (out.first, out.second) if isinstance(out, Both) else (out, None)
-    mode = next(m for m in i.modifiers if m in ("idx", "up", "down", "bfly"))
+    mode = i.choice(("idx", "up", "down", "bfly"))
     fixed = isinstance(i.operands[2], Imm) and isinstance(i.operands[3], Imm)
     if value.scalar and valid is None:
         e.bind(data, value)  # the same in every lane of the group
@@ -40,19 +41,9 @@ def shfl(e: Emitter, i: Instruction) -> None:
     args = f"g, {e.get(value, 'U')}, {mode!r}, {e.get(lane, 'u')}, {e.get(clamp, 'u')}"
     found, ok = e.name("u"), e.name("p")
     e.line(f"{found}, {ok} = {function}({args})")
-    _bind_lanes(e, data, "u", found, 32)
+    bind_lanes(e, data, "u", found, 32)
     if valid is not None:
-        _bind_lanes(e, valid, "p", ok, 1)
-
-
-def _bind_lanes(e: Emitter, out: Operand, form: str, name: str, width: int) -> None:
-    """An array result; the scalar in it for one lane."""
-    if not e.single:
-        e.bind(out, Value(width, form, {form: name}))
-    elif form == "p":
-        e.set(out, "b", f"bool({name}[0])", 1)
-    else:
-        e.set(out, "i", f"int({name}[0])", width)
+        bind_lanes(e, valid, "p", ok, 1)
 
 
 def _per_warp(
@@ -74,7 +65,7 @@ def _per_warp(
 def vote(e: Emitter, i: Instruction) -> None:
     _mask(e, i.operands[2])
     source = truth(e.read(i.operands[1], 1))
-    mode = next(m for m in i.modifiers if m in ("all", "any", "uni", "ballot"))
+    mode = i.choice(("all", "any", "uni", "ballot"))
     if source.scalar and mode != "ballot":
         if mode == "uni":
             e.bind(i.operands[0], Value(1, "b", {"b": "True"}))
@@ -94,7 +85,11 @@ def redux(e: Emitter, i: Instruction) -> None:
     kind = i.types[0]
     form = {"s": "s", "f": "f"}.get(kind[0], "u")
     source = e.read(i.operands[1], 32)
-    name = next(m for m in i.modifiers if m in lanes.REDUCTIONS)
+    name = i.choice(lanes.REDUCTIONS)
+    if kind == "f32" and name not in ("min", "max"):
+        raise e.error("redux of .f32 is .min or .max")
+    if kind != "f32" and (i.has("abs") or i.has("NaN")):
+        raise e.error(".abs and .NaN need .f32")
     args = f"{e.get(source, form.upper())}, {name!r}, {i.has('abs')}, {i.has('NaN')}"
     _per_warp(e, i.operands[0], lanes.reduce, "u", 32, args)
 
@@ -104,7 +99,7 @@ def match_any(e: Emitter, i: Instruction) -> None:
     _mask(e, i.operands[2])
     source = e.read(i.operands[1], int(i.types[0][1:]))
     name = e.temporary(f"{e.constant(lanes.match_any)}(g, {e.get(source, 'U')})")
-    _bind_lanes(e, i.operands[0], "u", name, 32)
+    bind_lanes(e, i.operands[0], "u", name, 32)
 
 
 @opcode("match.all.sync", "d s s", "b32 b64", "", Control.CONVERGED)
@@ -114,9 +109,9 @@ def match_all(e: Emitter, i: Instruction) -> None:
     name = e.temporary(f"{e.constant(lanes.match_all)}(g, {e.get(source, 'U')})")
     out = i.operands[0]
     data, valid = (out.first, out.second) if isinstance(out, Both) else (out, None)
-    _bind_lanes(e, data, "u", name, 32)
+    bind_lanes(e, data, "u", name, 32)
     if valid is not None:
-        _bind_lanes(e, valid, "p", e.temporary(f"{name} != 0"), 1)
+        bind_lanes(e, valid, "p", e.temporary(f"{name} != 0"), 1)
 
 
 @opcode("elect.sync", "d s", "", "", Control.CONVERGED)
@@ -127,7 +122,7 @@ def elect(e: Emitter, i: Instruction) -> None:
     if not isinstance(out, Both):
         raise e.error("expected a destination of the form d|p")
     name = e.temporary(f"{e.constant(lanes.elect)}(g)")
-    _bind_lanes(e, out.second, "p", name, 1)
+    bind_lanes(e, out.second, "p", name, 1)
     _per_warp(e, out.first, lanes.leaders, "u", 32)
 
 
