@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mlakern.config import ConfigError, KernelConfig
+from mlakern.signature import Parameter, offsets
 
 # Raised whenever a field is added, removed or changes its meaning.
 SCHEMA = 2
@@ -165,6 +166,14 @@ class Manifest:
         """
         document = {"schema": SCHEMA, "name": self.config.name, **_encode(self)}
         return _json({**document, "digest": _digest(document)})
+
+
+def arguments_of(signature: tuple[Parameter, ...]) -> tuple[Argument, ...]:
+    """The parameters of a launch signature with their places in the parameter buffer."""
+    return tuple(
+        Argument(parameter.name, parameter.kind.label, at, parameter.kind.size, parameter.meaning)
+        for parameter, at in zip(signature, offsets(signature), strict=True)
+    )
 
 
 def loads(text: str, *, verify: bool = True) -> Manifest:

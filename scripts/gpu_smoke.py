@@ -20,13 +20,13 @@ import torch
 from mlakern.config import KernelConfig
 from mlakern.launch_rules import derived_rules, grid_rules, launch_conditions, workspace_rule
 from mlakern.limits import LIMITS
-from mlakern.manifest import Argument, FileFacts, Kernel, Manifest, Provenance
+from mlakern.manifest import FileFacts, Kernel, Manifest, Provenance, arguments_of
 from mlakern.reference import Attention, exact
 from mlakern.runtime import api, driver
 from mlakern.runtime.arguments import Scalars
 from mlakern.runtime.decode import load
 from mlakern.runtime.tensor_maps import map_rules
-from mlakern.signature import offsets, signatures
+from mlakern.signature import signatures
 from mlakern.validation.gpu import GpuBackend
 from mlakern.validation.run import validate
 from mlakern.validation.spec import LAYOUTS, MODEL_SCALE, ProblemSpec
@@ -84,10 +84,7 @@ def manifest_of(config: KernelConfig) -> Manifest:
     kernels = []
     for role, signature in signatures(config).items():
         block, cluster, shared = SHAPES[role]
-        arguments = tuple(
-            Argument(p.name, p.kind.label, at, p.kind.size, p.meaning)
-            for p, at in zip(signature, offsets(signature), strict=True)
-        )
+        arguments = arguments_of(signature)
         kernels.append(
             Kernel(
                 role,

@@ -10,7 +10,6 @@ from pathlib import Path
 from mlakern.build.publish import StoreWriter
 from mlakern.config import KernelConfig
 from mlakern.manifest import (
-    Argument,
     FileFacts,
     Kernel,
     Manifest,
@@ -18,8 +17,9 @@ from mlakern.manifest import (
     Region,
     TensorMapRule,
     Workspace,
+    arguments_of,
 )
-from mlakern.signature import offsets, signatures
+from mlakern.signature import signatures
 from mlakern.sources import source_digest
 
 
@@ -65,14 +65,10 @@ def sample_manifest(config: KernelConfig | None = None) -> Manifest:
 
 
 def sample_kernel(config: KernelConfig, role: str) -> Kernel:
-    signature = signatures(config)[role]
     return Kernel(
         role=role,
         entry=f"mla_{role}",
-        parameters=tuple(
-            Argument(p.name, p.kind.label, at, p.kind.size, p.meaning)
-            for p, at in zip(signature, offsets(signature), strict=True)
-        ),
+        parameters=arguments_of(signatures(config)[role]),
         when="splits > 1",
         grid=("2 * query_tiles", "splits", "B"),
         block=(384, 1, 1),

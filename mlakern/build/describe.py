@@ -12,7 +12,7 @@ from mlakern.build.key import BuildKey
 from mlakern.build.ptx_facts import parameters, target
 from mlakern.config import KernelConfig
 from mlakern.limits import LIMITS
-from mlakern.manifest import Argument, FileFacts, Kernel, Manifest, Provenance
+from mlakern.manifest import FileFacts, Kernel, Manifest, Provenance, arguments_of
 from mlakern.runtime.tensor_maps import map_rules
 from mlakern.signature import Parameter, offsets, signatures
 
@@ -68,12 +68,7 @@ def _kernel(
     return Kernel(
         role=kernel.role,
         entry=kernel.entry,
-        parameters=tuple(
-            Argument(
-                parameter.name, parameter.kind.label, at, parameter.kind.size, parameter.meaning
-            )
-            for parameter, at in zip(signature, offsets(signature), strict=True)
-        ),
+        parameters=arguments_of(signature),
         when=launch_rules.launch_conditions(config)[kernel.role],
         grid=launch_rules.grid_rules(config)[kernel.role],
         block=kernel.block,
