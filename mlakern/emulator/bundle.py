@@ -48,7 +48,7 @@ class Bundle:
         self.cluster_arrivals = np.full(size, -1, np.int64)
         local = cta.launch.code.places.local_bytes
         self.local = np.zeros((size, local), np.uint8)
-        self.local_written = np.zeros((size, local), np.bool_)
+        self.local_written = np.full((size, local), cta.launch.options.poison)
         self.queued = False
         # Groups of wgmma in flight: the issuing warps with what their completion tells.
         self.wgmma_groups: list[list[tuple[int, Ticket]]] = [[]]

@@ -45,7 +45,9 @@ class Cta:
         self.base = rank << RANK_SHIFT
         self.base_word = np.uint32(self.base)
         self.shared = SharedMemory(launch.shared_bytes, rank)
-        self.tensor = TensorMemory(launch.machine.tensor_columns)
+        self.tensor = TensorMemory(launch.machine.tensor_columns, launch.options.poison)
+        if launch.options.poison:
+            self.shared.poison()
         self.operands = MmaCta(self.shared.data, self.shared.written, self.tensor)
         self.tensor_waiters: list[Group] = []
         self.pair_allocation: PairAllocation | None = None

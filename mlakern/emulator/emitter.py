@@ -94,7 +94,9 @@ class Emitter(Forms):
                 if not self.single
                 else ("b" if register.width == 1 else "i")
             )
-            name = self.temporary(f"defined(r, {number}, {register.name!r}, {self.single})")
+            name = self.temporary(
+                f"defined(r, {number}, {register.name!r}, {register.width}, {self.single}, g)"
+            )
             self.written.add(number)
             return Value(register.width, kind, {kind: name})
         if kind == "w":

@@ -51,12 +51,15 @@ class Options:
     """How a launch is executed.
 
     races: run the race detector. delay: complete asynchronous work late and shuffle the schedule,
-    both determined by ``seed``. seed alone shuffles only the schedule.
+    both determined by ``seed``. seed alone shuffles only the schedule. poison: registers and
+    memory that were never written may be read, all their bits are ones (a NaN); some kernels
+    compute with such values and then drop the results.
     """
 
     races: bool = False
     seed: int | None = None
     delay: bool = False
+    poison: bool = False
 
     @property
     def shuffles(self) -> bool:

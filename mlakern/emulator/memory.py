@@ -127,6 +127,11 @@ class SharedMemory(Store):
         self.flags = Store(np.zeros(rounded, np.uint8), "shared", rank << 24)
         self.written = self.flags.data
 
+    def poison(self) -> None:
+        """Let bytes never written be read, as 0xFF."""
+        self.data[:] = 0xFF
+        self.written[:] = 0xFF
+
     def load(self, offset: int, size: int, count: int) -> Any:
         found = super().load(offset, size, count)
         if not self.written[offset : offset + size * count].all():

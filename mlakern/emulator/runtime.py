@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlakern.emulator.errors import Fault
+from mlakern.emulator.values import UNSIGNED
 
 if TYPE_CHECKING:
     from mlakern.emulator.group import Group
@@ -16,19 +17,30 @@ WARP = 32
 FULL_WARP = (1 << WARP) - 1
 
 
-def defined(registers: Any, number: int, name: str, single: bool) -> Any:
-    """A register that not every path has written: its value, or a Fault if lanes lack it."""
+def defined(registers: Any, number: int, name: str, width: int, single: bool, g: Group) -> Any:
+    """A register that not every path has written: its value, or a Fault if lanes lack it.
+
+    With ``Options(poison=True)`` all bits of what was never written are ones.
+    """
+    poison = g.cta.launch.options.poison
     try:
         value = registers[number]
     except KeyError:
-        raise Fault(f"register {name} is read but was never written") from None
-    missing = np.flatnonzero(~value.defined)
-    if len(missing):
-        raise Fault(f"register {name} is read but was never written", int(missing[0]))
+        if not poison:
+            raise Fault(f"register {name} is read but was never written") from None
+        dtype: Any = np.bool_ if width == 1 else UNSIGNED[max(width, 8)]
+        values = np.full(g.width, True if width == 1 else (1 << width) - 1, dtype)
+    else:
+        values = value.values
+        missing = np.flatnonzero(~value.defined)
+        if len(missing):
+            if not poison:
+                raise Fault(f"register {name} is read but was never written", int(missing[0]))
+            ones = True if width == 1 else (1 << width) - 1
+            values = np.where(value.defined, values, values.dtype.type(ones))
     if not single:
-        return value.values
-    first = value.values[0]
-    return bool(first) if value.values.dtype == np.bool_ else int(first)
+        return values
+    return bool(values[0]) if values.dtype == np.bool_ else int(values[0])
 
 
 def uniform(values: Any) -> Any:

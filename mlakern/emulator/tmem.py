@@ -79,11 +79,13 @@ class Shape:
 class TensorMemory:
     """The tensor memory of a CTA.
 
-    words: uint32[columns, 128 lanes]. written: bool of the same shape.
+    words: uint32[columns, 128 lanes]. written: bool of the same shape. poison: cells never written
+    may be read; all their bits are ones.
     """
 
-    def __init__(self, columns: int = COLUMNS) -> None:
-        self.words: Words = np.zeros((columns, LANES), np.uint32)
+    def __init__(self, columns: int = COLUMNS, poison: bool = False) -> None:
+        self._poison = poison
+        self.words: Words = np.full((columns, LANES), 0xFFFFFFFF if poison else 0, np.uint32)
         self.written: NDArray[np.bool_] = np.zeros((columns, LANES), np.bool_)
         self.allocations: dict[int, int] = {}  # first column -> number of columns
         self._may_allocate = True
@@ -117,7 +119,7 @@ class TensorMemory:
             return None
         self.allocations[first] = columns
         self._everything = range(first, first + columns) if len(self.allocations) == 1 else None
-        self.written[first : first + columns] = False
+        self.written[first : first + columns] = self._poison
         return first
 
     def deallocate(self, address: int, columns: int) -> None:
