@@ -24,10 +24,15 @@ F32: TypeAlias = NDArray[np.float32]
 def factors(
     tensor: TensorMemory, address: int, rows: int, count: int, first: int, format_: str
 ) -> F32:
-    """float32 [rows, count]: the factors of each row, from byte ``first`` of its column."""
-    column, lane = address & 0xFFFF, address >> 16
-    if lane:
-        raise HardwareError(f"scale factors at lane {lane} of tensor memory, need 0")
+    """float32 [rows, count]: the factors of each row, from byte ``first`` of its column.
+
+    Kernels that count bytes of tensor memory leave that byte in the upper two bits of the address.
+    """
+    column, lane, byte = address & 0xFFFF, address >> 16 & 0x3FFF, address >> 30
+    if lane or byte not in (0, first):
+        raise HardwareError(
+            f"scale factors at {address:#010x}: need lane 0, and byte 0 or {first} (the scale id)"
+        )
     columns = -(-rows // QUADRANT)
     tensor.check_allocated(column, columns)
     block = tensor.words[column : column + columns, :QUADRANT]

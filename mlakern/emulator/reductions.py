@@ -1,4 +1,4 @@
-"""Bulk copies that reduce into their destination (PTX ISA, "cp.reduce.async.bulk", also .tensor)."""
+"""Bulk copies that reduce into their destination (PTX ISA, "cp.reduce.async.bulk", .tensor)."""
 
 from __future__ import annotations
 

@@ -41,10 +41,14 @@ _ROUNDING = "rz rm rp ftz sat"
 
 
 def _additive(name: str, template: str, saturated: Any) -> None:
-    @opcode(name, "d s s", f"{INTEGERS} {FLOATS} {HALVES} u16x2 s16x2", _ROUNDING, ignored="rn")
+    types = f"{INTEGERS} {FLOATS} {HALVES} u16x2 s16x2"
+
+    @opcode(name, "d s s", types, _ROUNDING, ignored="rn", typed=2)
     def generate(e: Emitter, i: Instruction) -> None:
         if i.types[0] in f"{FLOATS} {HALVES}".split():
             add_float(e, i, template)
+        elif len(i.types) > 1:
+            raise e.error(f"no operation of types {' '.join(i.types)}")
         elif packed_integers(e, i):
             pass
         elif i.has("sat"):

@@ -120,6 +120,7 @@ _ONES = {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80, "u16": 0xFFFF, "s16":
     "d s s s?",
     f"{INTEGERS} {FLOATS} {BITS} f16 bf16 f16x2 bf16x2",
     f"{' '.join(_COMPARE)} {' '.join(_JOINED)} ftz",
+    typed=2,
 )
 def set_(e: Emitter, i: Instruction) -> None:
     """All ones, or 1.0 for a floating destination, where the comparison holds, else 0."""
@@ -172,7 +173,7 @@ def selp(e: Emitter, i: Instruction) -> None:
     select(e, i.operands[0], a, b, truth(e.read(i.operands[3], 1)))
 
 
-@opcode("slct", "d s s s", f"{INTEGERS} {FLOATS} {BITS}", "ftz")
+@opcode("slct", "d s s s", f"{INTEGERS} {FLOATS} {BITS}", "ftz", typed=2)
 def slct(e: Emitter, i: Instruction) -> None:
     width = bits_of(i.types[0])
     a, b = (e.read(operand, width) for operand in i.operands[1:3])

@@ -40,6 +40,7 @@ _SMALL = {"e4m3x2": 16, "e5m2x2": 16, "e2m3x2": 16, "e3m2x2": 16, "e2m1x2": 8, "
     f"{INTEGERS} {FLOATS} u8 s8 f16 bf16 tf32 f16x2 bf16x2 {' '.join(_SMALL)}",
     f"{' '.join(_TO_WHOLE)} rz rm rp rna ftz sat satfinite relu",
     ignored="rn",
+    typed=2,
 )
 def cvt(e: Emitter, i: Instruction) -> None:
     if len(i.types) != 2:

@@ -50,7 +50,14 @@ def arithmetic(e: Emitter, i: Instruction, scalar: Callable[..., Value]) -> None
     out, operands = i.operands[0], i.operands[1:]
     if kind == "f64" and (i.has("ftz") or i.has("sat")):
         raise e.error(".ftz and .sat of type .f64 are not supported")
-    if kind in ("f32", "f64"):
+    if len(i.types) > 1:
+        if kind != "f32" or i.types[1] not in ("f16", "bf16"):
+            raise e.error(f"no operation of types {' '.join(i.types)}")
+        # All sources but the last are of the narrow type, and exact in float32.
+        values = [widen_half(e, e.read(operand, 16), i.types[1]) for operand in operands[:-1]]
+        values.append(e.read(operands[-1], 32))
+        e.bind(out, saturate(e, i, flushed(e, i, scalar, values)))
+    elif kind in ("f32", "f64"):
         values = [e.read(operand, int(kind[1:])) for operand in operands]
         e.bind(out, saturate(e, i, flushed(e, i, scalar, values)))
     elif kind == "f32x2":
@@ -217,7 +224,12 @@ def rectified(x: Any) -> Any:
 
 
 @opcode(
-    "fma", "d s s s", "f32 f64 f16 f16x2 bf16 bf16x2 f32x2", "rz rm rp ftz sat relu", ignored="rn"
+    "fma",
+    "d s s s",
+    "f32 f64 f16 f16x2 bf16 bf16x2 f32x2",
+    "rz rm rp ftz sat relu",
+    ignored="rn",
+    typed=2,
 )
 def fma(e: Emitter, i: Instruction) -> None:
     half = i.types[0].removesuffix("x2") in ("f16", "bf16")

@@ -35,7 +35,7 @@ def _words(e: Emitter, operand: Operand) -> list[Value]:
     return [half for word in operand.items for half in e.split(e.read(word, 64))]
 
 
-@opcode("clusterlaunchcontrol.query_cancel.is_canceled", "d s", "pred b128")
+@opcode("clusterlaunchcontrol.query_cancel.is_canceled", "d s", "pred b128", typed=2)
 def is_canceled(e: Emitter, i: Instruction) -> None:
     flag = _words(e, i.operands[1])[3]
     e.predicate(i.operands[0], "{0} != 0", "u", flag)
@@ -56,6 +56,6 @@ def _first_cta(e: Emitter, i: Instruction) -> None:
 
 
 _FIRST = "clusterlaunchcontrol.query_cancel.get_first_ctaid"
-opcode(_FIRST, "d s", "b32 b128", "", ignored="v4")(_first_cta)
+opcode(_FIRST, "d s", "b32 b128", ignored="v4", typed=2)(_first_cta)
 for _axis in "xyz":
-    opcode(f"{_FIRST}::{_axis}", "d s", "b32 b128")(_first_cta)
+    opcode(f"{_FIRST}::{_axis}", "d s", "b32 b128", typed=2)(_first_cta)

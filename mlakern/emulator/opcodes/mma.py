@@ -59,6 +59,7 @@ def multiply(
     f"{_SHAPES} satfinite",
     Control.CONVERGED,
     ignored="aligned row col kind::f8f6f4",
+    typed=4,
 )
 def mma(e: Emitter, i: Instruction) -> None:
     e.converge()

@@ -52,7 +52,7 @@ def _dot(a_type: str, b_type: str, parts: int, high: bool) -> Callable[..., Any]
 
 
 def _dot_row(name: str, parts: int, modifiers: str) -> None:
-    @opcode(name, "d s s s", "u32 s32", modifiers)
+    @opcode(name, "d s s s", "u32 s32", modifiers, typed=2)
     def generate(e: Emitter, i: Instruction) -> None:
         if len(i.types) != 2:
             raise e.error("need the types of A and B")

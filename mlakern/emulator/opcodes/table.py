@@ -47,8 +47,9 @@ class Control(Enum):
 class Row:
     """One opcode.
 
-    modifiers: those that its generator acts on. ignored: those without effect on results. carry:
-    the instruction reads or writes the carry flag, which the parser adds as its last operand.
+    typed: how many types it takes at most. modifiers: those that its generator acts on. ignored:
+    those without effect on results. carry: the instruction reads or writes the carry flag, which
+    the parser adds as its last operand.
     """
 
     name: str
@@ -58,7 +59,8 @@ class Row:
     ignored: frozenset[str]
     control: Control
     generate: Generator
-    carry: bool = False
+    typed: int
+    carry: bool
 
     @property
     def required(self) -> int:
@@ -76,6 +78,7 @@ def opcode(
     control: Control = Control.NONE,
     *,
     ignored: str = "",
+    typed: int = 1,
     carry: bool = False,
 ) -> Callable[[Generator], Generator]:
     """Decorate a generator to add the row ``name`` to the table."""
@@ -91,6 +94,7 @@ def opcode(
             frozenset(ignored.split()),
             control,
             generate,
+            typed,
             carry,
         )
         return generate
@@ -121,6 +125,11 @@ def lookup(dotted: str, line: int) -> tuple[Row, tuple[str, ...], tuple[str, ...
                     f"line {line}: opcode {row.name}: got modifier .{part} in {dotted}, "
                     f"need one of: {allowed}"
                 )
+        if len(types) > row.typed:
+            raise PtxError(
+                f"line {line}: opcode {row.name}: got {len(types)} types in {dotted}, "
+                f"need at most {row.typed}"
+            )
         return row, tuple(modifiers), tuple(types)
     raise PtxError(f"line {line}: unknown opcode {dotted}; the table has {len(_rows)} opcodes")
 

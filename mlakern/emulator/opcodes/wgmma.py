@@ -35,6 +35,7 @@ def _gather(e: Emitter) -> None:
     f"{_SHAPES} satfinite",
     Control.BLOCKING,
     ignored="sync aligned",
+    typed=3,
 )
 def mma_async(e: Emitter, i: Instruction) -> None:
     """Operands: D, A, B, whether D is an input; then factors (1 or -1) of A and B, and whether A
