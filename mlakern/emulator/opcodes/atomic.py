@@ -7,7 +7,6 @@ from mlakern.emulator.emitter import Emitter
 from mlakern.emulator.opcodes.memory import (
     ORDER,
     SCOPES,
-    SPACES,
     address,
     argument,
     element_of,
@@ -20,6 +19,7 @@ from mlakern.emulator.values import Value
 
 _TYPES = f"{BITS} {INTEGERS} {FLOATS} f16 f16x2 bf16 bf16x2"
 _INERT = f"{SCOPES} {ORDER} noftz v2 v4 v8"
+_SPACES = "global shared shared::cta shared::cluster"
 _COUNTS = {"cas": 2}
 
 
@@ -72,7 +72,7 @@ def _old(e: Emitter, i: Instruction, at: int) -> tuple[str, int]:
     "atom",
     "d m s s? s?",
     f"{_TYPES} b128",
-    f"{SPACES} {' '.join(atomics.OPERATIONS)} L2::cache_hint",
+    f"{_SPACES} {' '.join(atomics.OPERATIONS)} L2::cache_hint",
     ignored=_INERT,
 )
 def atom(e: Emitter, i: Instruction) -> None:
@@ -89,7 +89,7 @@ def atom(e: Emitter, i: Instruction) -> None:
     "red",
     "m s s?",
     _TYPES,
-    f"{SPACES} {' '.join(atomics.OPERATIONS)} L2::cache_hint",
+    f"{_SPACES} {' '.join(atomics.OPERATIONS)} L2::cache_hint",
     ignored=_INERT,
 )
 def red(e: Emitter, i: Instruction) -> None:

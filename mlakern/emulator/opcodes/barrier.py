@@ -61,9 +61,18 @@ def _reduce(e: Emitter, i: Instruction) -> None:
 
 
 for _name in ("bar", "bar.cta", "barrier", "barrier.cta"):
-    opcode(f"{_name}.sync", "s s?", "", "aligned", Control.BLOCKING)(_sync)
-    opcode(f"{_name}.arrive", "s s", "", "aligned", Control.BLOCKING)(_arrive)
-    opcode(f"{_name}.red", "d s s s?", "u32 pred", "aligned popc and or", Control.BLOCKING)(_reduce)
+    # bar is always aligned.
+    _matters, _inert = ("aligned", "") if _name.startswith("barrier") else ("", "aligned")
+    opcode(f"{_name}.sync", "s s?", "", _matters, Control.BLOCKING, ignored=_inert)(_sync)
+    opcode(f"{_name}.arrive", "s s", "", _matters, Control.BLOCKING, ignored=_inert)(_arrive)
+    opcode(
+        f"{_name}.red",
+        "d s s s?",
+        "u32 pred",
+        f"{_matters} popc and or",
+        Control.BLOCKING,
+        ignored=_inert,
+    )(_reduce)
 
 
 # The barrier of a cluster

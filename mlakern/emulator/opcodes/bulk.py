@@ -38,7 +38,7 @@ def copy_tensor(e: Emitter, i: Instruction) -> None:
         listed = ", ".join(f"{{{n}}}" for n in range(2, len(values)))
         _copy(e, values, f"{function}(g, {{0}}, [{listed}], {{1}}, {e.site})")
         return
-    destination, described, barrier = i.operands[:3]
+    destination, described, barrier = (_operand(e, i, n) for n in range(3))
     values = [
         address(e, destination, "shared"),
         _map(e, described),
@@ -49,7 +49,7 @@ def copy_tensor(e: Emitter, i: Instruction) -> None:
     mask = "None"
     if i.has("multicast::cluster"):
         mask = f"{{{len(values)}}}"
-        values.append(e.read(i.operands[3], 16))
+        values.append(e.read(_operand(e, i, 3), 16))
     function = e.constant(bulk.load_tensor)
     pair = i.has("cta_group::2")
     _copy(
@@ -57,6 +57,13 @@ def copy_tensor(e: Emitter, i: Instruction) -> None:
         values,
         f"{function}(g, {{0}}, {{1}}, [{listed}], {{2}}, {mask}, {pair}, {e.site})",
     )
+
+
+def _operand(e: Emitter, i: Instruction, number: int) -> Operand:
+    """An operand that this form of the instruction needs."""
+    if number >= len(i.operands):
+        raise e.error(f"got {len(i.operands)} operands, need more")
+    return i.operands[number]
 
 
 def _map(e: Emitter, operand: Operand) -> Value:
@@ -100,12 +107,12 @@ def copy_bulk(e: Emitter, i: Instruction) -> None:
         address(e, i.operands[0], "shared"),
         address(e, i.operands[1], "shared" if from_shared else "global"),
         size,
-        address(e, i.operands[3], "shared"),
+        address(e, _operand(e, i, 3), "shared"),
     ]
     mask = "None"
     if i.has("multicast::cluster"):
         mask = "{4}"
-        values.append(e.read(i.operands[4], 16))
+        values.append(e.read(_operand(e, i, 4), 16))
     function = e.constant(bulk.load_bytes)
     _copy(
         e,
@@ -158,7 +165,7 @@ def reduce_bulk(e: Emitter, i: Instruction) -> None:
         function = e.constant(reductions.reduce_bytes)
         _copy(e, values, f"{function}(g, {{0}}, {{1}}, {{2}}, {name!r}, {kind!r}, {e.site})")
         return
-    values.append(address(e, i.operands[3], "shared"))
+    values.append(address(e, _operand(e, i, 3), "shared"))
     function = e.constant(reductions.reduce_shared)
     _copy(e, values, f"{function}(g, {{0}}, {{1}}, {{2}}, {{3}}, {name!r}, {kind!r}, {e.site})")
 

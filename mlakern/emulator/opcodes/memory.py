@@ -90,7 +90,13 @@ def stored(e: Emitter, operand: Operand, kind: str) -> Value:
     return resize(e, value, "u", value.width, bits) if value.width > bits else value
 
 
-@opcode("st", "m s s?", _ANY, SPACES, ignored=f"{SCOPES} {ORDER} {_CACHE} v2 v4 v8")
+@opcode(
+    "st",
+    "m s s?",
+    _ANY,
+    "global shared shared::cta shared::cluster local",
+    ignored=f"{SCOPES} {ORDER} {_CACHE} v2 v4 v8",
+)
 def st(e: Emitter, i: Instruction) -> None:
     space, (kind, bits) = space_of(i), element_of(i)
     where = address(e, i.operands[0], space)

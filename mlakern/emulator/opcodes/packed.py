@@ -51,8 +51,8 @@ def _dot(a_type: str, b_type: str, parts: int, high: bool) -> Callable[..., Any]
     return dot
 
 
-def _dot_row(name: str, parts: int, modifiers: str) -> None:
-    @opcode(name, "d s s s", "u32 s32", modifiers, typed=2)
+def _dot_row(name: str, parts: int, modifiers: str, ignored: str = "") -> None:
+    @opcode(name, "d s s s", "u32 s32", modifiers, ignored=ignored, typed=2)
     def generate(e: Emitter, i: Instruction) -> None:
         if len(i.types) != 2:
             raise e.error("need the types of A and B")
@@ -63,7 +63,7 @@ def _dot_row(name: str, parts: int, modifiers: str) -> None:
 
 
 _dot_row("dp4a", 4, "")
-_dot_row("dp2a", 2, "lo hi")
+_dot_row("dp2a", 2, "hi", "lo")
 
 
 def _halves(function: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
