@@ -44,13 +44,18 @@ def round_pair(total: Any, error: Any, mode: str) -> Any:
     return towards(nearest, finite & (excess > error), finite & (excess < error), mode)
 
 
-def _add(mode: str, a: Any, b: Any) -> Any:
-    total, error = _two_sum(np.asarray(a, _F64), np.asarray(b, _F64))
+def _sum(mode: str, a: Any, b: Any) -> Any:
+    """The float32 sum of float64 arrays."""
+    total, error = _two_sum(a, b)
     result = round_pair(total, error, mode)
-    if mode == "rm":  # x - x is -0 when rounding down
-        cancelled = (total == 0) & ~((a == 0) & (b == 0) & ~np.signbit(a) & ~np.signbit(b))
-        result = np.where(cancelled, np.float32(-0.0), result)
+    if mode == "rm":  # x - x is -0 when rounding down, the sum of positive zeros is not
+        positive = ~np.signbit(a) & ~np.signbit(b)
+        result = np.where((total == 0) & ~positive, np.float32(-0.0), result)
     return result
+
+
+def _add(mode: str, a: Any, b: Any) -> Any:
+    return _sum(mode, np.asarray(a, _F64), np.asarray(b, _F64))
 
 
 def _sub(mode: str, a: Any, b: Any) -> Any:
@@ -62,7 +67,7 @@ def _mul(mode: str, a: Any, b: Any) -> Any:
 
 
 def _fma(mode: str, a: Any, b: Any, c: Any) -> Any:
-    return round_pair(*_two_sum(np.multiply(a, b, dtype=_F64), np.asarray(c, _F64)), mode)
+    return _sum(mode, np.multiply(a, b, dtype=_F64), np.asarray(c, _F64))
 
 
 def _div(mode: str, a: Any, b: Any) -> Any:

@@ -309,11 +309,14 @@ def test_directed_rounding(name: str, rounding: str, mode: str) -> None:
     assert compared > 40
 
 
-def test_exact_cancellation_is_negative_zero_only_when_rounding_down() -> None:
+@pytest.mark.parametrize("code", ["sub.{}.f32 %r3, %r1, %r1;", "fma.{}.f32 %r3, %r1, %f2, %r4;"])
+def test_exact_cancellation_is_negative_zero_only_when_rounding_down(code: str) -> None:
+    """As on an H200."""
     x = np.array([1.5, -3.0, 0.0, 1e-40], np.float32)
     for mode, zero in (("rm", 1 << 31), ("rp", 0), ("rz", 0)):
         out = np.zeros(4, np.uint32)
-        body = program(f"sub.{mode}.f32 %r3, %r1, %r1;", ["r1"], "r3", "%tid.x")
+        prepare = "mov.f32 %f2, 0f3F800000; neg.f32 %r4, %r1;"
+        body = program(prepare + code.format(mode), ["r1"], "r3", "%tid.x")
         run(body, {"x": x.view(np.uint32), "out": out}, block=4)
         assert out.tolist() == [zero] * 4
 
