@@ -8,7 +8,7 @@ from mlakern import __version__
 from mlakern.validation.compare import BOUNDS
 from mlakern.validation.sweep import Finding
 
-# Columns: heading to the names of bounds; a kernel has the first that it was measured by.
+# Columns: heading to the names of bounds, for bf16 and for e4m3 output.
 COLUMNS = {
     "modelled": (
         "kernel_vs_modelled_out_bf16",
@@ -26,9 +26,10 @@ mlakern {version}: {passed} of {count} kernels passed every problem on the emula
 
 Each kernel was launched on the problems of its line, by the arguments that the runtime makes, with
 NaN wherever nothing may be read. Errors are the largest of all problems, against the float64
-definition ("exact") and a model of the same arithmetic ("modelled"), as a share of the bound:
-{bounds}. No value may be NaN or infinite without reason, and no byte between rows of the output
-may change. B: requests, H: query heads, Sq: query tokens, K: keys of each request.
+definition ("exact") and a model of the same arithmetic ("modelled"), as a share of the bound. No
+value may be NaN or infinite without reason, and no byte between rows of the output may change.
+
+Bounds: {bounds}. B: requests, H: query heads, Sq: query tokens, K: keys of each request.
 
 """
 
@@ -37,8 +38,9 @@ def markdown(findings: Sequence[Finding]) -> str:
     """The report as Markdown."""
     passed = sum(finding.passed for finding in findings)
     bounds = ", ".join(
-        f"{heading} {BOUNDS[name]:g}" for heading, (name, *_) in COLUMNS.items()
-    ).replace("modelled", "modelled (bf16)")
+        f"{heading} {' or '.join(f'{BOUNDS[name]:g}' for name in names)}"
+        for heading, names in COLUMNS.items()
+    )
     lines = [_HEAD.format(version=__version__, passed=passed, count=len(findings), bounds=bounds)]
     lines.append(
         "| kernel | cubin SHA-256 | " + " | ".join(COLUMNS) + " | result | what was run |\n"
